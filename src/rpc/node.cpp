@@ -30,6 +30,9 @@ constexpr int kMaxSpins = 4;
 /// The patience for telling all members that this process leaves. Stopped members learn it when this process ends.
 constexpr std::chrono::seconds kFarewellPatience{1};
 
+/// The max time that stop() waits for threads which use the lanes.
+constexpr std::chrono::seconds kReleasePatience{1};
+
 SpinTimes spin_of(const NodeOptions& options) {
   if (options.spin >= nanoseconds{0}) return {options.spin, options.spin};
   const char* const text = std::getenv("ONECOPY_RPC_SPIN_US");
@@ -291,6 +294,7 @@ void Node::stop() {
     if (member->opened) complete(member->opened, End::stopped);
   (*bell_)->calls.ring_all();
   (*bell_)->answers.ring_all();
+  if (Session::existing() == &session_) release_all(Deadline::after(kReleasePatience));
 }
 
 }  // namespace onecopy::rpc

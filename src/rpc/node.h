@@ -138,7 +138,8 @@ class Node final : private TransportHost {
   bool wants_worker() const noexcept { return idle_.load() == 0 && !is_stopped(); }
   int idle_workers() const noexcept { return idle_.load(); }
 
-  /// Leaves the group: tells the other members, fails the calls under way and ends the workers.
+  /// Leaves the group: tells the other members, fails the calls under way, ends the workers, and gives back the lanes and the
+  /// connections to processes of which no memory is held here.
   void stop();
   bool is_stopped() const noexcept override { return is_stopped_.load(); }
 
@@ -166,7 +167,8 @@ class Node final : private TransportHost {
   bool is_own(const Address& address) const;
   void connect_to_self(Member& me);
   void watch_over(Member& member);
-  void release_lanes(Member& member);
+  bool try_release(Member& member);
+  void release_all(Deadline deadline);
   void say_farewell(Member& to, Deadline deadline) noexcept;
 
   // node_report.cpp

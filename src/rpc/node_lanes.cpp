@@ -32,8 +32,9 @@ bool is_passing(ErrorCode code) noexcept { return code == ErrorCode::timeout || 
 
 }  // namespace
 
-/// Returns whether a lane contains a message. REQUIRES: this thread is counted in lookers_.
+/// Returns whether a lane contains a message. Touches no lane after stop(). REQUIRES: this thread is counted in lookers_.
 bool Node::has_message() const {
+  if (is_stopped()) return false;
   for (const Member* member : *list_.load(std::memory_order_acquire)) {
     if (member->has_ended.load(std::memory_order_relaxed))
       continue;  // messages that it put after its farewell are not read
@@ -62,7 +63,7 @@ bool Node::look(const Call* mine, Work* own) {
   for (std::size_t i = 0; i < members.size(); ++i)
     found = read(*members[(first_ + i) % members.size()], mine) || found;
   for (Member* member : members)
-    if (member->has_ended) release_lanes(*member);
+    if (member->has_ended) try_release(*member);
   return found;
 }
 

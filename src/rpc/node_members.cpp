@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <thread>
 #include <utility>
 
 #include "core/point.h"
@@ -138,18 +139,35 @@ void Node::watch_over(Member& member) {
   member.transport->watch(member);
 }
 
-/// Releases the lanes of a member that has ended, once no thread uses them. REQUIRES: turn_.
-void Node::release_lanes(Member& member) {
-  if (!member.opening.try_lock()) return;  // a thread opens the member; the next look releases the lanes
+/// Releases the lanes and the connection of a member that has ended, or of any member after stop(). Keeps messages that
+/// a living member has not read. Returns false while a thread uses the lanes. REQUIRES: turn_.
+bool Node::try_release(Member& member) {
+  if (!member.opening.try_lock()) return false;  // a thread opens the member
   const LockGuard lock(member.opening, std::adopt_lock);
-  if (!member.outbound && !member.inbound) return;
-  if (member.senders.load() != 0 || lookers_.load() != 0) return;
+  const bool has_state = member.state && (is_stopped() || member.transport == ring_);
+  if (!member.outbound && !member.inbound && !has_state) return true;
   member.out = nullptr;
   member.in = nullptr;
-  if (member.outbound) member.outbound->drop_sent();
+  if (member.senders.load() != 0 || lookers_.load() != 0) return false;
+  if (member.outbound && member.has_ended) member.outbound->drop_sent();
   member.outbound.reset();
   member.inbound.reset();
   member.state.reset();
+  if (member.transport == ring_) session_.leave(member.address.bell.fields().owner);
+  return true;
+}
+
+/// Gives back what stop() leaves behind: lanes, door and connections. Threads leave the lanes soon, because they see that the
+/// node has stopped. What a thread still uses at the deadline is released with the node.
+void Node::release_all(Deadline deadline) {
+  const LockGuard turn(turn_);
+  MemberList left = *list_.load();
+  for (;;) {
+    std::erase_if(left, [this](Member* member) NO_THREAD_SAFETY_ANALYSIS { return try_release(*member); });
+    if ((left.empty() && lookers_.load() == 0) || deadline.has_passed()) break;
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+  if (lookers_.load() == 0) ring_->release_door();
 }
 
 Member* Node::find(std::uint32_t number) {

@@ -102,6 +102,8 @@ class Session final {
   OpenQueues& queues() noexcept { return queues_; }
   /// Returns the groups of rpc that this process is a member of.
   GroupReports& groups() noexcept { return groups_; }
+  /// Closes the connection to a process once no block of it is held here; see Peers::leave(). A later open connects again.
+  void leave(const ProcessId& process);
   /// Adds an arena to listings, until `describe` returns nothing. See Reports::add().
   void list_arena(ArenaReports::Describe describe);
 

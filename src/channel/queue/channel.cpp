@@ -218,6 +218,7 @@ void Channel::give_up() noexcept {
 /// Returns whether another process needs the channel. Counts only processes with a Queue object: processes that keep
 /// the queue only for its items do not keep it for each other.
 bool Channel::is_needed() noexcept {
+  if (is_read_alone_) return false;
   const bool is_over = is_alone();
   if (is_invited()) return true;
   return !is_over && (others_ != 0 || !sender_.in_flight().empty());

@@ -34,7 +34,7 @@ void put_through_door(const Address& address, const DoorbellMemory& bell, NoteKi
 /// Watches the member's process. The watch thread only sets a flag: a thread that looks at the lanes first reads the
 /// messages that are left in them.
 void RingTransport::watch(Member& member) {
-  auto state = std::make_unique<State>();
+  auto state = std::make_unique<State>(session_);
   const auto note_exit = host_.end_of(member);
   try {
     state->pidfd = open_pidfd(member.address.pid);
@@ -74,6 +74,7 @@ void RingTransport::greet(Member& to) {
 
 void RingTransport::serve_newcomers() noexcept {
   const LockGuard lock(door_mutex_);
+  if (!door_) return;
   point("rpc.door.locked");
   for (bool is_first = true; !try_read_door(is_first) && !host_.is_stopped(); is_first = false) continue;
   is_door_read_ = host_.is_stopped();
@@ -85,11 +86,22 @@ void RingTransport::close_door(Deadline deadline) noexcept {
   is_door_read_ = true;
   const DeadlineScope scope(deadline);
   try {
-    door_.close(deadline);
-    while (auto message = door_.try_take(kDoorPatience)) refuse_newcomer(*message);
+    door_->close(deadline);
+    while (auto message = door_->try_take(kDoorPatience)) refuse_newcomer(*message);
   } catch (const std::exception& error) {  // a process that is stopped
     log_debug(fmt::format("a process could not be told that this process leaves: {}", error.what()));
   }
+}
+
+void RingTransport::release_door() noexcept {
+  if (!door_mutex_.try_lock()) return;
+  const LockGuard lock(door_mutex_, std::adopt_lock);
+  door_.reset();
+}
+
+Inbound& RingTransport::door() const {
+  if (!door_) throw Error(ErrorCode::closed, "this process has left the group");
+  return *door_;
 }
 
 void RingTransport::refuse_newcomer(const Message& message) noexcept {
@@ -124,12 +136,12 @@ Member& RingTransport::enter_greeter(const Address& from) {
 /// process read that message.
 bool RingTransport::try_read_door(bool is_first) noexcept {
   try {
-    while (auto message = door_.try_take(kDoorPatience)) take_from_door(*message);
+    while (auto message = door_->try_take(kDoorPatience)) take_from_door(*message);
     return true;
   } catch (const Error& error) {  // a stranger, or a process that has ended
     if (is_first)
       log_warning(fmt::format("a process could not join this member's group: {}", error.what()));
-    return !door_.is_ready() || error.code() != ErrorCode::timeout;
+    return !door_->is_ready() || error.code() != ErrorCode::timeout;
   } catch (const std::exception& error) {
     log_warning(fmt::format("a greeting was not answered: {}", error.what()));
     return true;

@@ -30,7 +30,7 @@ class RingTransport final : public Transport {
   std::string_view name() const noexcept override { return "ring"; }
   bool shares_memory() const noexcept override { return true; }
   bool reaches(const Address& address) const override { return address.host == this_host(); }
-  void complete(Address& own) override { own.door = door_.handle(); }
+  void complete(Address& own) override { own.door = door().handle(); }
   void watch(Member& member) override;
   void open(Member& member, Deadline deadline) override;
   void say_farewell(Member& member, Deadline deadline) override;
@@ -38,23 +38,31 @@ class RingTransport final : public Transport {
   void close(Member& member) noexcept override;
 
   /// Returns whether the door contains messages that no thread reads yet.
-  bool has_newcomers() const { return !is_door_read_.load(std::memory_order_relaxed) && door_.is_ready(); }
+  bool has_newcomers() const { return !is_door_read_.load(std::memory_order_relaxed) && door_->is_ready(); }
   /// Returns true to one caller if there are newcomers; a worker must then call serve_newcomers().
-  bool claim_newcomers() { return door_.is_ready() && !is_door_read_.exchange(true); }
+  bool claim_newcomers() { return door_->is_ready() && !is_door_read_.exchange(true); }
   /// Answers greetings, and waits for the processes that sent them.
   void serve_newcomers() noexcept;
   /// Takes no further greetings, and tells the processes whose greetings were not read yet that this process leaves.
   /// Waits for other processes until about the deadline. REQUIRES: TransportHost::is_stopped().
   void close_door(Deadline deadline) noexcept;
+  /// Gives the door back, unless a thread reads it. REQUIRES: close_door() was called, and no thread looks for newcomers.
+  void release_door() noexcept;
 
  private:
   struct State : TransportState {
+    explicit State(Session& of) : session(of) {}
+    ~State() override {
+      if (pidfd) session.loop().remove(pidfd.get());
+    }
+    Session& session;
     Fd pidfd;
     bool is_greeted = false;
     std::shared_ptr<const DoorbellMemory> bell;
   };
 
   static State& state_of(Member& member) { return static_cast<State&>(*member.state); }
+  Inbound& door() const;
   void greet(Member& to) REQUIRES(to.opening);
   void open_lane_of(ByteSpan greeting);
   bool try_read_door(bool is_first) noexcept;
@@ -66,8 +74,8 @@ class RingTransport final : public Transport {
 
   TransportHost& host_;
   Session& session_;
-  Inbound door_;
-  Mutex door_mutex_;  ///< held by the thread that reads the door
+  std::unique_ptr<Inbound> door_ = std::make_unique<Inbound>();  ///< null after release_door()
+  Mutex door_mutex_;                                             ///< held by the thread that reads the door
   std::atomic<bool> is_door_read_{
       false};  ///< a worker reads the door, or is about to, or the door is closed
 };

@@ -100,7 +100,7 @@ void BorrowedBlocks::release(std::uint32_t block) noexcept {
 
 void BorrowedBlocks::release_now(std::uint32_t block) noexcept {
   leases_.release(block, [this]() noexcept {
-    if (process_.is_gone() && on_release_of_frozen) on_release_of_frozen();
+    if (process_.reports_releases() && on_release) on_release();
   });
 }
 

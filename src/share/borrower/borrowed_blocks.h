@@ -48,7 +48,14 @@ class OwnerProcess {
   bool has_lost_mark() const noexcept;
   /// Returns whether the watch thread has seen the end of the owner, so that its memory is frozen.
   bool is_gone() const noexcept { return gone_; }
-  void set_gone() noexcept { gone_ = true; }
+  void set_gone() noexcept {
+    gone_ = true;
+    report_releases();
+  }
+  /// Returns whether the end of a lease may be the event that a sweep waits for: the owner is gone, or this process is
+  /// about to leave it.
+  bool reports_releases() const noexcept { return reports_releases_; }
+  void report_releases() noexcept { reports_releases_ = true; }
 
   /// Closes the descriptor of the block table.
   void close_table() noexcept;
@@ -65,6 +72,7 @@ class OwnerProcess {
   const int pid_;
   mutable std::atomic<std::uint64_t> start_time_{0};  ///< 0 until it is known
   std::atomic<bool> gone_{false};
+  std::atomic<bool> reports_releases_{false};
   mutable Mutex mutex_;  ///< held while a descriptor is used or given back
   Fd pidfd_ GUARDED_BY(mutex_);
   Fd table_ GUARDED_BY(mutex_);
@@ -82,7 +90,7 @@ class BorrowedBlocks final : public SharedBlocks {
 
   // The following two are set once, before another thread knows this object.
   std::weak_ptr<const void> whole;  ///< the object that this one is part of
-  Wakeup on_release_of_frozen;  ///< called after a lease has ended that may be the last one of a dead owner
+  Wakeup on_release;  ///< called after the end of a lease, if OwnerProcess::reports_releases()
 
   /// Takes a lease on the block if its generation is still the handle's. `ask` answers for a block that its owner has
   /// freed, see onecopy::try_claim(). Returns an empty reference for a stale block.

@@ -115,6 +115,8 @@ class BrokerClient {
   /// Ends the connection to a process that is gone. Handles the last packets of that process, which may be needed now.
   /// Returns false while another thread asks a question, which ends soon. Watch thread.
   bool try_end();
+  /// Returns whether close() was called. Watch thread.
+  bool is_closed() const noexcept NO_THREAD_SAFETY_ANALYSIS { return !socket_; }
   /// Closes the socket. REQUIRES: the connection is over.
   void close() noexcept;
 

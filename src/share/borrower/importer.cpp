@@ -43,16 +43,19 @@ Tensor Importer::open(const HandleFields& handle, Access access, std::optional<D
           user.value_or(at.identity->device), access};
 }
 
-/// Claims a block whose owner has ended, or must be connected to or asked.
+/// Claims a block whose owner has ended, or must be connected to or asked. Claims again if a sweep has tried to leave the
+/// owner meanwhile.
 Importer::Lease Importer::claim(const WantedSegment& wanted) {
   for (;;) {
     Peers::PeerRef peer = source_.reach(wanted);
+    const std::uint32_t attempts = peer->attempts();
     BlockRef lease = claim_from(peer, wanted);
     if (!lease && peer->is_gone()) {
       std::optional<BlockRef> frozen = peers_.claim_frozen(*peer, wanted.handle);
       if (!frozen) continue;
       lease = *std::move(frozen);
     }
+    if (!lease && (peer->is_closed() || peer->attempts() != attempts || attempts % 2 != 0)) continue;
     if (!lease) throw stale(wanted.handle);
     return {&peer->blocks(), std::move(lease)};
   }

@@ -95,6 +95,14 @@ bool MappedSegments::uses_devices() const {
   });
 }
 
+bool MappedSegments::is_held() const {
+  const LockGuard lock(mutex_);
+  return std::ranges::any_of(mapped_, [](const Segments& known) {
+    return std::ranges::any_of(known,
+                               [](const auto& mapped) { return mapped.second.memory.use_count() > 1; });
+  });
+}
+
 std::vector<std::uint32_t> MappedSegments::weak() const {
   const LockGuard lock(mutex_);
   std::vector<std::uint32_t> numbers;

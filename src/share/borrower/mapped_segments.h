@@ -61,6 +61,8 @@ class MappedSegments {
   std::size_t count() const;
   /// Returns whether one of the segments is memory of a device.
   bool uses_devices() const;
+  /// Returns whether one of the segments has another holder, such as a thread that has it pinned.
+  bool is_held() const;
   /// Returns the segments whose memory ends with their owner.
   std::vector<std::uint32_t> weak() const;
 

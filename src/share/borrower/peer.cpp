@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <thread>
 
+#include "core/point.h"
 #include "device/pinned_ranges.h"
 #include "os/deadline_scope.h"
 #include "os/log.h"
@@ -47,7 +48,7 @@ void Peer::watch(EventLoop& loop, Timer& looks, SegmentRetention& retention) {
   loop_ = &loop;
   looks_ = &looks;
   retention_ = &retention;
-  blocks_.on_release_of_frozen = [&looks] { looks.request(); };
+  blocks_.on_release = [&looks] { looks.request(); };
   broker_.on_end = [&looks] { looks.request(); };
   broker_.watch(loop);
   if (!is_gone()) loop.add(process_.pidfd(), [this] { end(); });
@@ -187,6 +188,37 @@ bool Peer::try_close() noexcept {
     if (!is_gone()) return false;
     close_descriptors();
     if (!blocks_.leases().try_freeze() || !blocks_.leases().try_close()) return false;
+    blocks_.segments().close();
+    PinnedRanges::segment_ended();
+  }
+  return blocks_.leases().try_forget();
+}
+
+void Peer::leave_when_unused() noexcept {
+  is_leaving_ = true;
+  process_.report_releases();
+}
+
+/// Counts around the attempt, during which a claim may fail although the peer stays open. An owner whose socket has no
+/// room for the message sees a page without claims until this process ends.
+bool Peer::try_leave() noexcept {
+  if (!is_leaving_ || is_gone() || broker_.is_over() || uses_devices() || blocks_.segments().is_held())
+    return false;
+  ++attempts_;
+  const bool is_unused = blocks_.leases().try_close();
+  ++attempts_;
+  if (is_unused) broker_.notify(wire::Detach{});
+  point("peer.left");
+  return is_unused;
+}
+
+bool Peer::try_finish_leaving() noexcept {
+  if (!broker_.is_closed()) {
+    if (!broker_.try_end()) return false;
+    loop_->remove(process_.pidfd());
+    broker_.close();
+    process_.close_table();
+    process_.forget();
     blocks_.segments().close();
     PinnedRanges::segment_ended();
   }

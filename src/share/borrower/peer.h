@@ -33,6 +33,8 @@ namespace onecopy {
 /// counts of the leases; if no lease is left, it gives these back, too. The peer itself is destroyed with the last
 /// std::shared_ptr to it. Callers that remember a peer have a shared pointer; blocks need none, since they are leases.
 ///
+/// An owner that lives can be left, too: a message ends the claims, and the next open connects again.
+///
 /// States of the owner: alive -> disconnected (the connection is over, so look at the process) -> gone. A process is
 /// gone when its pidfd says so. If no memory of a device is mapped here, it also counts as gone once it runs another
 /// program.
@@ -88,6 +90,15 @@ class Peer final : public std::enable_shared_from_this<Peer> {
   /// Closes the descriptors of an owner that is gone, except the descriptors of segments, and freezes the leases. Gives all
   /// memory back if no lease is left. Returns true once all is given back.
   bool try_close() noexcept;
+  /// Lets sweeps leave the owner, which lives, once this process holds none of its blocks.
+  void leave_when_unused() noexcept;
+  /// Closes the leases and tells the owner, if leave_when_unused() was called and no block is held. A later open of the
+  /// owner's memory connects again. Returns whether the peer was closed. Watch thread.
+  bool try_leave() noexcept;
+  /// Gives back all descriptors and memory of an owner that was left. Returns false if it must be called again. Watch thread.
+  bool try_finish_leaving() noexcept;
+  /// Returns a number that is odd during an attempt to leave, and changes with each.
+  std::uint32_t attempts() const noexcept { return attempts_; }
   /// Returns whether the peer may be destroyed once no caller remembers it, which requires that no stream waits for its
   /// words. REQUIRES: try_close() has returned true.
   bool is_destroyable() noexcept;
@@ -131,6 +142,8 @@ class Peer final : public std::enable_shared_from_this<Peer> {
   std::optional<SegmentRequest> wanted_;  ///< asked for together with the welcome
   /// The time when a claim first needed an answer after the end of the connection.
   std::atomic<std::chrono::steady_clock::time_point> unanswered_since_{};
+  std::atomic<bool> is_leaving_{false};
+  std::atomic<std::uint32_t> attempts_{0};
   int first_looks_ = 3;  ///< the number of looks that are left after the end of the connection
   std::chrono::steady_clock::time_point next_look_{};
   EventLoop* loop_ = nullptr;
@@ -161,6 +174,12 @@ class Peers {
   PeerRef find(const ProcessId& process) const;
   /// Returns find(), but null for a closed peer.
   PeerRef find_open(const ProcessId& process) const;
+  /// Leaves the process, which lives, as soon as no block of it is held here and it retains no item of an open queue.
+  void leave(const ProcessId& process);
+  /// Lets the next sweep leave processes: a queue was closed.
+  void note_closed_queue() noexcept {
+    if (has_left_) looks_.request();
+  }
   /// Takes a lease without waiting for a process. Returns an empty reference if the owner must be connected to or
   /// asked. The lease keeps the blocks alive.
   std::pair<BorrowedBlocks*, BlockRef> try_claim(const HandleFields& handle) noexcept;
@@ -203,6 +222,7 @@ class Peers {
   bool poll_hangups();
   void forget_ended() noexcept REQUIRES(mutex_);
   void destroy_forgotten() noexcept REQUIRES(mutex_);
+  bool try_leave(const PeerRef& peer) noexcept REQUIRES(mutex_);
   bool try_release_closed(const std::string& owner) noexcept REQUIRES(mutex_);
 
   EventLoop& loop_;
@@ -220,6 +240,7 @@ class Peers {
   std::map<ProcessId, ForeignTimeline*> timelines_
       GUARDED_BY(mutex_);  ///< the words of peers, some of which may be closed
   std::vector<Ledger*> inherited_;
+  std::atomic<bool> has_left_{false};  ///< leave() was called
   Timer looks_{loop_, [this] {
                  const bool again = poll_hangups();
                  return Timer::soon_if(sweep() || again);

@@ -80,7 +80,7 @@ Peers::PeerRef Peers::connect(const ProcessId& process, std::optional<SegmentReq
   constexpr int kCalls = 3;  // the max number of calls to a broker that hangs up
   const auto live = [&] {
     PeerRef peer = find(process);
-    return peer && !peer->broker().is_over() ? peer : nullptr;
+    return peer && !peer->is_closed() && !peer->broker().is_over() ? peer : nullptr;
   };
   if (PeerRef peer = live()) return peer;
   const DeadlineScope in_all(Clock::now() + reply_timeout());
@@ -233,7 +233,13 @@ bool Peers::sweep() noexcept {
   for (auto at = open_.begin(); at != open_.end();) {
     const auto ended = at++;
     Peer& peer = **ended;
-    if (!peer.is_gone()) continue;
+    if (!peer.is_gone()) {
+      if (!try_leave(*ended)) continue;
+      const bool is_left = peer.try_finish_leaving();
+      waiting = waiting || !is_left;
+      if (is_left) closed_.splice(closed_.end(), open_, ended);
+      continue;
+    }
     const bool is_given_back = peer.try_close();
     const bool is_released = !peer.is_closed() || try_release_closed(peer.process().name());
     waiting = waiting || !is_released || (!is_given_back && peer.blocks().leases().are_waiting());
@@ -245,6 +251,27 @@ bool Peers::sweep() noexcept {
   forget_ended();
   destroy_forgotten();
   return waiting;
+}
+
+void Peers::leave(const ProcessId& process) {
+  const PeerRef peer = find_open(process);
+  if (!peer) return;
+  has_left_ = true;
+  peer->leave_when_unused();
+  looks_.request();
+}
+
+/// Leaves the owner if it can be left. Returns whether it was left, now or by an earlier sweep.
+bool Peers::try_leave(const PeerRef& peer) noexcept {
+  if (!loop_.runs_here()) return false;
+  if (peer->is_closed()) return true;
+  if (retention_.relies_on(peer->process().id()) || !peer->try_leave()) return false;
+  const ProcessId& id = peer->process().id();
+  Peer* known = peer.get();
+  known_of(id).compare_exchange_strong(known, nullptr);
+  if (const auto at = by_process_.find(id); at != by_process_.end() && at->second == peer)
+    by_process_.erase(at);
+  return true;
 }
 
 /// Forgets processes that have ended. Keeps a process that runs another program now, for which a device may still be at

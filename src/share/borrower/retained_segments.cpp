@@ -31,6 +31,11 @@ void LocalQueues::note_over(std::uint64_t queue) noexcept {
   }
 }
 
+bool LocalQueues::has_any_of(const ProcessId& creator) const noexcept {
+  const LockGuard lock(mutex_);
+  return std::ranges::any_of(queues_, [&](const auto& queue) { return queue.second.creator == creator; });
+}
+
 bool LocalQueues::contains(std::uint64_t queue) const {
   const LockGuard lock(mutex_);
   return queues_.contains(queue);

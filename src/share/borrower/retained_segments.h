@@ -52,6 +52,7 @@ struct QueueHooks {
   std::function<std::optional<QueueProgress>()> progress;
   /// Tells the queue's creator, at each change, how many other processes have the queue open.
   std::function<void(std::size_t users)> users;
+  ProcessId creator{};
 };
 
 /// The queues that this process has open, by their numbers, which are random and the same in all processes.
@@ -63,6 +64,8 @@ class LocalQueues {
   /// Removes a queue. `is_over`: no process takes its items any longer, so all of them count as taken.
   void remove(std::uint64_t queue, bool is_over = false) noexcept;
   bool contains(std::uint64_t queue) const;
+  /// Returns whether a queue that this process made is open.
+  bool has_any_of(const ProcessId& creator) const noexcept;
   void report_users(std::uint64_t queue, std::size_t users) const noexcept;
 
   /// Drops each element of `marks` whose queue's head has passed its mark. `mark_of` returns a pointer to an element's

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "share/borrower/segment_retention.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace onecopy {
@@ -33,6 +34,11 @@ void RetainedElsewhere::release_all_of(const std::string& owner) {
     is_news = !releases_.empty();
   }
   if (is_news && on_news) on_news();
+}
+
+bool RetainedElsewhere::has_keeper(const ProcessId& process) const noexcept {
+  const LockGuard lock(mutex_);
+  return std::ranges::any_of(keepers_, [&](const auto& kept) { return kept.second.contains(process); });
 }
 
 std::map<SegmentKey, std::set<ProcessId>> RetainedElsewhere::take_retired() noexcept {

@@ -42,6 +42,8 @@ class RetainedElsewhere {
   /// call it again.
   void release_all_of(const std::string& owner);
 
+  /// Returns whether that process was asked to retain a segment.
+  bool has_keeper(const ProcessId& process) const noexcept;
   /// Removes and returns the segments that have ended, each with its keepers.
   std::map<SegmentKey, std::set<ProcessId>> take_retired() noexcept;
   std::vector<Release> take_releases() noexcept;
@@ -80,6 +82,12 @@ struct SegmentRetention {
   void release_all_of(const std::string& owner) {
     segments.release_all_of(owner);
     elsewhere.release_all_of(owner);
+  }
+
+  /// Returns whether items in a queue of that process, which is open here, may outlive this process by what that process
+  /// retains.
+  bool relies_on(const ProcessId& creator) const noexcept {
+    return queues.has_any_of(creator) && elsewhere.has_keeper(creator);
   }
 
   void remove_queue(std::uint64_t queue, bool is_over = false) noexcept {

@@ -94,7 +94,7 @@ void Broker::serve(At at) {
   } catch (const Error& e) {
     if (e.code() != ErrorCode::peer_died)
       log_warning("a borrower (pid {}): {}", at->credentials.pid, e.what());
-    if ((answering || e.code() != ErrorCode::peer_died) &&
+    if ((answering || e.code() != ErrorCode::peer_died) && !at->has_detached &&
         !at->suspect_since)  // false if the connection closed and all packets were read
       at->suspect_since = Clock::now();
     on_hangup(at);

@@ -95,8 +95,9 @@ class Broker {
     std::optional<Clock::time_point> suspect_since;
     /// Says that memory of a device was sent on this connection, or on another one to the same process.
     std::atomic<bool> has_device_memory{false};
-    bool is_child = false;  ///< forked from this process, or from a child of it
-    bool leaving = false;   ///< the page is being detached, so only the watch thread may use `attached`
+    bool is_child = false;      ///< forked from this process, or from a child of it
+    bool has_detached = false;  ///< the borrower holds nothing and ends the connection
+    bool leaving = false;       ///< the page is being detached, so only the watch thread may use `attached`
     const Clock::time_point since = Clock::now();
     std::uint32_t serial = 0;  ///< the number of the question that is being answered
 

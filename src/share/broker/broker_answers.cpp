@@ -69,6 +69,9 @@ void Broker::answer_borrower(Connection& c, wire::Type type, Packet packet) {
     case wire::Type::retain: return retain(c, std::move(packet));
     case wire::Type::forget: return forget(bytes);
     case wire::Type::release: return release(c, bytes);
+    case wire::Type::detach:
+      c.has_detached = true;
+      throw Error(ErrorCode::peer_died, "the borrower ends the connection");
     default: throw Error(ErrorCode::protocol, "a message that no borrower sends");
   }
 }

@@ -24,7 +24,7 @@ void Broker::on_hangup(At at) {
     if (at->attached) at->stage = HungUp{};
     at->socket = UnixSocket();  // closed, because the process may live on and must not wait for answers
   }
-  if (!at->attached || Borrower::hang_up(sight_of(*at)) == Step::end) return bury(at);
+  if (!at->attached || at->has_detached || Borrower::hang_up(sight_of(*at)) == Step::end) return bury(at);
   loop_.add(at->pidfd.get(), [this, at] { bury(at); });
   looks_.request();
 }

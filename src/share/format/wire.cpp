@@ -22,6 +22,7 @@ bool is_answered(Type type) noexcept {
     case Type::adopt_child:
     case Type::child_hello:
     case Type::leave_queue:
+    case Type::detach:
     case Type::forget:
     case Type::release: return false;
     default: return true;

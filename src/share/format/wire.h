@@ -63,9 +63,10 @@ enum class Type : std::uint32_t {
   release,        ///< putter: tells that it holds and will put no block of a segment (no answer)
   want_segments,  ///< borrower: asks for several segments of a kind that takes no descriptors
   segments,       ///< owner: describes the segments, in the same order
+  detach,  ///< borrower: tells that it holds no block and will not use its claim page again (no answer)
 };
 /// The last type above, for tests that try every type.
-inline constexpr Type kLastType = Type::segments;
+inline constexpr Type kLastType = Type::detach;
 
 template <Type type>
 using EmptyMessage = peer::EmptyMessage<type>;
@@ -195,6 +196,7 @@ struct Retire {
   std::uint32_t segment = 0;
   void fields(auto& f) { f(segment); }
 };
+using Detach = EmptyMessage<Type::detach>;
 using WantInfo = EmptyMessage<Type::want_info>;
 struct Info {
   static constexpr Type kType = Type::info;

@@ -38,6 +38,7 @@ OpenQueues::OpenQueues(const ProcessId& self, Peers& peers, SegmentSource& sourc
 
 bool OpenQueues::open(const ProcessId& creator, std::uint64_t queue, QueueHooks hooks) {
   broker_.listen();
+  hooks.creator = creator;
   retention_.queues.add(queue, std::move(hooks));
   if (creator == self_) return true;
   {
@@ -65,6 +66,7 @@ void OpenQueues::join(const ProcessId& creator, std::uint64_t queue) {
 
 void OpenQueues::close(const ProcessId& creator, std::uint64_t queue, bool is_over) noexcept {
   retention_.remove_queue(queue, is_over);
+  peers_.note_closed_queue();
   if (creator == self_) return broker_.forget_queue(queue);
   const auto peer = peers_.find_open(creator);
   if (!peer || peer->broker().notify(wire::LeaveQueue{queue}) || peer->broker().is_over()) return;

@@ -23,6 +23,8 @@ Tensor Session::adopt(std::unique_ptr<DeviceMemory> memory, std::uint64_t size) 
   return runtime_.adopt(std::move(memory), size);
 }
 
+void Session::leave(const ProcessId& process) { runtime_.peers_.leave(process); }
+
 std::shared_ptr<LentMemory> Session::lend(ExportedMemory memory) {
   return std::make_shared<LentSegment>(
       backend(DeviceType::cpu).open(0, std::move(memory), Access::read_only), runtime_.lent_,

@@ -194,12 +194,15 @@ TEST_F(Nodes, RefuseBytesThatAreNoAddress) {
 TEST_F(Nodes, RestWhenAMemberHasPutSomethingBehindItsFarewell) {
   answer_to("f", {});
   Connection& lane = *to_b_->out.load();
-  a_.stop();
+  const auto put = [&lane](NoteKind kind) {
+    Message note{static_cast<std::uint32_t>(Form::note) | kInOrder, {}, {}};
+    append_tail(note.data, NoteTail{kind, 0});
+    lane.send(note, {}, kForever);
+    lane.ring_for_call();
+  };
+  put(NoteKind::farewell);
   EXPECT_TRUE(eventually([&] { return b_.find(0)->has_ended.load(); }));
-  Message late{static_cast<std::uint32_t>(Form::note) | kInOrder, {}, {}};
-  append_tail(late.data, NoteTail{});
-  lane.send(late, {}, kForever);
-  lane.ring_for_call();
+  put(NoteKind::user);
   EXPECT_TRUE(eventually([] {
     const std::clock_t before = std::clock();
     std::this_thread::sleep_for(100ms);

@@ -93,7 +93,7 @@ TEST(Wire, TheBlockTableComesBeforeTheMemory) {
 
 TEST(Wire, OnlyMessagesThatNobodyWaitsForGetNoAnswer) {
   for (const Type type : {Type::acknowledge, Type::adopt_child, Type::child_hello, Type::leave_queue,
-                          Type::forget, Type::release})
+                          Type::detach, Type::forget, Type::release})
     EXPECT_FALSE(is_answered(type));
   for (const Type type : {Type::hello, Type::prove, Type::want_segment, Type::want_foreign, Type::ask_limbo,
                           Type::retain, Type::want_info, Type{999}})
