@@ -130,21 +130,17 @@ class Follower : public Version {
  public:
   /// Shows the object's current version, or exactly the version `to`, and returns its number.
   ///
-  /// On the host, threads may read the tensors meanwhile: every load sees the old or the new version, and a thread that
-  /// reads during the call may see both; to read one version, call update() between two steps. On a card, the call
-  /// first waits for the work that this process has given to the card. REQUIRES: no thread enqueues work on a card that
-  /// uses the tensors between the call and its return.
-  ///
+  /// On the host, threads may read the tensors meanwhile: every load sees the old or the new version. To read one version,
+  /// call update() between two steps. On a card, the call first waits for the work that this process has given to the card.
+  /// REQUIRES: no thread enqueues work on a card that uses the tensors between the call and its return.
   /// Throws invalid_argument, which names the first difference, for a version with another layout, for a version that was
   /// published as_is, and while a stream of the card is captured; stale_handle if the object or the version does not
-  /// exist; timeout if the keeper does not answer in time; the error of a card that has failed. After an error the
-  /// tensors are unchanged.
+  /// exist; timeout; the error of a card that has failed. After an error the tensors are unchanged.
   std::uint64_t update(std::chrono::nanoseconds timeout = std::chrono::seconds(10),
                        std::optional<std::uint64_t> to = {});
-  /// Does the part of update() that takes time for memory of the host: maps the version that update() would show, and
-  /// enters its pages into the page tables. Returns the number of the version. Threads may use the tensors meanwhile, which
-  /// do not change. update() then takes the prepared version, unless another one is current, or it is given another `to`.
-  /// The version stays in memory until the next update() or prepare(). Prepares nothing on a card. Throws as update().
+  /// Does the part of update() that takes time for memory of the host, while threads use the tensors, which do not change:
+  /// enters the pages of the version that update() would show into the page tables, and returns its number. The version
+  /// stays in memory until the next update() or prepare(). Prepares nothing on a card. Throws as update().
   std::uint64_t prepare(std::chrono::nanoseconds timeout = std::chrono::seconds(10),
                         std::optional<std::uint64_t> to = {});
 
@@ -206,8 +202,7 @@ class Watch {
 /// does not. Throws unsupported for a device that is absent.
 bool outlives_its_maker(Device device);
 
-/// Returns whether an address lies in memory of the store that this process has mapped: memory of the store is shared
-/// by its name, and must not be moved or replaced. Thread safety: may be called concurrently.
+/// Returns whether an address lies in memory of the store, which must not be moved. May be called concurrently.
 bool is_stored(const void* at) noexcept;
 /// Returns the tensor of that layout at an address for which is_stored() is true; an empty one if it is false. Thread
 /// safety: may be called concurrently.
