@@ -21,7 +21,7 @@ def loaders(effort: Effort) -> Row:
         ">= 2 x torch",
     )
     rates = {(disable, method): [] for method in ("fork", "spawn") for disable in ("", "1")}
-    for _ in range(effort.rounds(2)):
+    for _ in range(effort.rounds(1)):
         for (disable, method), seen in rates.items():
             seen += _measured(method, effort.device, disable)
     for method in ("fork", "spawn"):
@@ -43,8 +43,6 @@ def _measured(method: str, device: str, disable: str) -> list[float]:
 
 def _main(method: str, device: str) -> None:
     import torch
-
-    import onecopy.multiprocessing  # noqa: F401
 
     loader = torch.utils.data.DataLoader(
         Images(),
@@ -70,6 +68,9 @@ class Images:
 
         return torch.full((3, 224, 224), float(number))
 
+
+if __name__ in ("__main__", "__mp_main__"):  # workers that are spawned run the top of the program, too
+    import onecopy.multiprocessing  # noqa: F401
 
 if __name__ == "__main__":
     _main(*sys.argv[1:])

@@ -208,7 +208,7 @@ def test_random_programs_are_as_eager_execution(part, device):
         difference = run(compiled, program, chance, device, 14, pool)
         assert not difference, f"seed {seed}: {difference}: {program.steps} {program.returned}"
         report = graphs.report(pool)
-        reasons = [reason for reason in report.eager if not program.is_placed or "in place move" not in reason]
+        reasons = [reason for reason in report.eager if not program.is_placed or "uses in place" not in reason]
         assert not reasons, f"seed {seed}: fell back to eager execution: {reasons} {program.steps}"
         replays = max(replays, report.replays)
     assert replays, "nothing was replayed"

