@@ -215,6 +215,7 @@ class Node final : private TransportHost {
   bool has_work() const { return work_.is_ready() || is_stopped() || are_lanes_ready(); }
   void leave_to_busy_workers() const;
   bool spin_for_work(bool& watches);
+  void stop_spinning_if_crowded(std::size_t members) noexcept;
   void end_watch(bool& watches) noexcept;
   bool sleep_for_work();
   bool look_for_work(Work& work);
@@ -249,6 +250,7 @@ class Node final : private TransportHost {
   /// The first sleeper sleeps on the bell; further ones sleep in reserve and are woken after it.
   std::atomic<bool> has_first_sleeper_{false};
   std::atomic<bool> is_spinning_{false};  ///< at most one worker spins
+  std::atomic<bool> is_crowded_{false};   ///< no thread spins, see stop_spinning_if_crowded()
   /// The last caller that was answered runs on the same processor.
   std::atomic<bool> shares_processor_{false};
   std::atomic<bool> is_stopped_{false};

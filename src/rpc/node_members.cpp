@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <thread>
 #include <utility>
 
@@ -118,8 +119,17 @@ Member& Node::add(std::unique_ptr<Member> member) {
   auto list = std::make_unique<MemberList>(*list_.load());
   list->push_back(members_.back().get());
   list_ = list.get();
+  stop_spinning_if_crowded(list->size());
   lists_.push_back(std::move(list));
   return *members_.back();
+}
+
+/// Keeps a time that the program has chosen.
+void Node::stop_spinning_if_crowded(std::size_t members) noexcept {
+  if (options_.spin >= nanoseconds{0} || std::getenv("ONECOPY_RPC_SPIN_US")) return;
+  if (!is_crowd(members, usable_cpus())) return;
+  is_crowded_ = true;
+  waiter_.set_spin(nanoseconds{0});
 }
 
 void Node::connect_to_self(Member& me) {

@@ -134,8 +134,8 @@ bool Node::try_help(Work& work) {
 /// sleeps. `watches` says whether this thread is the one that spins, which it stays until it has taken what it found: a
 /// peer looks at the bell right after its message, and would wake a sleeper for a message that this thread takes.
 bool Node::spin_for_work(bool& watches) {
-  const bool may_spin =
-      spin_.is_any() && !waiter_.has_leader() && !shares_processor_.load(std::memory_order_relaxed);
+  const bool may_spin = spin_.is_any() && !is_crowded_.load(std::memory_order_relaxed) &&
+                        !waiter_.has_leader() && !shares_processor_.load(std::memory_order_relaxed);
   if (!may_spin) return end_watch(watches), false;
   if (!watches && is_spinning_.exchange(true)) return false;
   watches = true;

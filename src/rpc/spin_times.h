@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
 
 namespace onecopy::rpc {
 
@@ -23,5 +24,11 @@ struct SpinTimes {
     return slept < most ? most : usual;
   }
 };
+
+/// Returns whether a group has so many members that threads which spin would take the time of those for which they wait.
+inline bool is_crowd(std::size_t members, int processors) noexcept {
+  constexpr int kMembersOfAProcessor = 4;
+  return members > static_cast<std::size_t>(kMembersOfAProcessor * std::max(1, processors));
+}
 
 }  // namespace onecopy::rpc

@@ -34,5 +34,13 @@ TEST(SpinTimes, ThatAProgramGivesAreFixed) {
   EXPECT_EQ(kNone.after_sleep(10us), 0us);
 }
 
+TEST(SpinTimes, EndInAGroupWithFourTimesMoreMembersThanProcessors) {
+  EXPECT_FALSE(is_crowd(2, 1));
+  EXPECT_FALSE(is_crowd(8, 2));
+  EXPECT_TRUE(is_crowd(9, 2));
+  EXPECT_FALSE(is_crowd(32, 64));
+  EXPECT_TRUE(is_crowd(5, 0));
+}
+
 }  // namespace
 }  // namespace onecopy::rpc
