@@ -126,10 +126,10 @@ Member& Node::add(std::unique_ptr<Member> member) {
 
 /// Keeps a time that the program has chosen.
 void Node::stop_spinning_if_crowded(std::size_t members) noexcept {
-  if (options_.spin >= nanoseconds{0} || std::getenv("ONECOPY_RPC_SPIN_US")) return;
+  if (options_.spin >= std::chrono::nanoseconds{0} || std::getenv("ONECOPY_RPC_SPIN_US")) return;
   if (!is_crowd(members, usable_cpus())) return;
   is_crowded_ = true;
-  waiter_.set_spin(nanoseconds{0});
+  waiter_.set_spin(std::chrono::nanoseconds{0});
 }
 
 void Node::connect_to_self(Member& me) {

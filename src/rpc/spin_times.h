@@ -27,8 +27,8 @@ struct SpinTimes {
 
 /// Returns whether a group has so many members that threads which spin would take the time of those for which they wait.
 inline bool is_crowd(std::size_t members, int processors) noexcept {
-  constexpr int kMembersOfAProcessor = 4;
-  return members > static_cast<std::size_t>(kMembersOfAProcessor * std::max(1, processors));
+  constexpr std::size_t kMembersOfAProcessor = 4;
+  return members > kMembersOfAProcessor * static_cast<std::size_t>(std::max(1, processors));
 }
 
 }  // namespace onecopy::rpc
