@@ -14,7 +14,7 @@ GROUPS = (
      "First open of an", "Load a safetensors", "Imports")),
     ("Integrations, weights of a trainer, checkpoints", ("1 GiB of new weights", "256 MiB from actor", "A Llama", "A model of Hugging Face",
      "4 engines of one GPU", "An engine takes new", "A checkpoint", "The first token", "Chunks of 2 MiB")),
-    ("The store", ("Weights in a new", "update()", "publish()", "open() of 20,000", "The keeper", "An arena")),
+    ("The store", ("Weights in a new", "update()", "Reading 1 GiB", "publish()", "open() of 20,000", "The keeper", "An arena")),
     ("The store on several hosts", ("A group of", "A version", "A pull")),
     ("Remote calls", ("Remote calls", "A backward", "PyTorch's tutorial")),
     ("CUDA tensors", ("A fresh CUDA", "The first open of a segment", "20,000 CUDA", "A tensor on a card", "First open of 1024",

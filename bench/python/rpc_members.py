@@ -62,17 +62,17 @@ def members(_: Effort) -> Row:
     found = {package: _steps_of(package) for package in _PACKAGES}
     ours, theirs = found["onecopy"], found["torch"]
     calls, descriptors = ours["call"]["ns"], ours["call"]["descriptors"]
-    row.judge("  onecopy: first calls to the 31 others, the slowest member", calls, "ns", at_most(calls, 1.5e9))
-    row.judge("  onecopy: descriptors of a member, the most", descriptors, "", at_most(descriptors, 200))
+    row.judge("onecopy: first calls to the 31 others, the slowest member", calls, "ns", at_most(calls, 1.5e9))
+    row.judge("onecopy: descriptors of a member, the most", descriptors, "", at_most(descriptors, 200))
     left = ours["rest"]["descriptors"]
-    row.judge("  onecopy: descriptors that are left a second after shutdown()", left, "", at_most(left, 5))
-    row.add("  onecopy: init_rpc(), the slowest member", ours["join"]["ns"], "ns")
-    row.add("  torch: first calls to the 31 others, the slowest member", theirs["call"]["ns"], "ns",
+    row.judge("onecopy: descriptors that are left a second after shutdown()", left, "", at_most(left, 5))
+    row.add("onecopy: init_rpc(), the slowest member", ours["join"]["ns"], "ns")
+    row.add("torch: first calls to the 31 others, the slowest member", theirs["call"]["ns"], "ns",
             theirs["call"]["ns"] / calls, "ours")  # fmt: skip
-    row.add("  torch: descriptors of a member, the most", theirs["call"]["descriptors"], "")
-    row.add("  torch: descriptors that are left a second after shutdown()", theirs["rest"]["descriptors"], "")
-    row.add("  torch: init_rpc(), the slowest member", theirs["join"]["ns"], "ns")
-    row.add("  onecopy: first calls, the median member", ours["call"]["median"], "ns")
+    row.add("torch: descriptors of a member, the most", theirs["call"]["descriptors"], "")
+    row.add("torch: descriptors that are left a second after shutdown()", theirs["rest"]["descriptors"], "")
+    row.add("torch: init_rpc(), the slowest member", theirs["join"]["ns"], "ns")
+    row.add("onecopy: first calls, the median member", ours["call"]["median"], "ns")
     row.note("all members call all others at once; descriptors are those beyond the imports")
     return row
 
