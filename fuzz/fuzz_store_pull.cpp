@@ -56,6 +56,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const ByteSpan input = fuzz::span_of(data, size);
   fuzz::check_message<Look>(input);
   fuzz::check_message<Take>(input);
+  fuzz::check_message<Carry>(input);
+  fuzz::check_message<Carried>(input);
   fuzz::check_message<Chunk>(input);
   fuzz::check_message<Checksum>(input);
   if (const auto told = fuzz::check_message<Told>(input)) fuzz::check_told(*told);

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdlib>
 #include <thread>
 #include <utility>
 
@@ -124,10 +123,8 @@ Member& Node::add(std::unique_ptr<Member> member) {
   return *members_.back();
 }
 
-/// Keeps a time that the program has chosen.
 void Node::stop_spinning_if_crowded(std::size_t members) noexcept {
-  if (options_.spin >= std::chrono::nanoseconds{0} || std::getenv("ONECOPY_RPC_SPIN_US")) return;
-  if (!is_crowd(members, usable_cpus())) return;
+  if (spin_.is_chosen() || !is_crowd(members, usable_cpus())) return;
   is_crowded_ = true;
   waiter_.set_spin(std::chrono::nanoseconds{0});
 }

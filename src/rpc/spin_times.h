@@ -13,6 +13,8 @@ struct SpinTimes {
   std::chrono::nanoseconds usual{0}, most{0};
 
   bool is_any() const noexcept { return most.count() != 0; }
+  /// Returns whether the program or its environment has chosen a time, which does not change.
+  bool is_chosen() const noexcept { return usual == most; }
   /// Returns the time of a thread that waits for a call, by the mean of its function. A call that takes longer burns no processor.
   std::chrono::nanoseconds for_call(std::chrono::nanoseconds mean) const noexcept {
     if (mean > most) return std::chrono::nanoseconds{0};

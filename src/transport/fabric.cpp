@@ -11,6 +11,12 @@
 
 namespace onecopy::transport {
 
+std::string fabric_by(const char* setting, const std::string& value) {
+  if (!value.empty() && value != "tls" && value != "ucx")
+    throw_error(ErrorCode::invalid_argument, "{} must be tls or ucx, not \"{}\"", setting, value);
+  return value == "tls" ? "" : value;
+}
+
 void require_fabric(std::string_view name) {
   if (name != "ucx") throw_error(ErrorCode::invalid_argument, "no fabric is called \"{}\"", name);
 #ifdef ONECOPY_WITHOUT_UCX

@@ -110,6 +110,9 @@ class FabricPipe {
                                 const std::function<void(std::size_t)>& filled) = 0;
 };
 
+/// Returns the fabric that a setting chooses: empty for TLS, which is the default. Throws invalid_argument, which names the
+/// setting, for another value than tls and ucx.
+std::string fabric_by(const char* setting, const std::string& value);
 /// Throws invalid_argument if no fabric has that name, and unsupported if its library is missing or this build has no
 /// such fabric.
 void require_fabric(std::string_view name);

@@ -105,8 +105,8 @@ class KvPool {
   /// no lease.
   void release(std::span<const std::uint32_t> numbers);
   /// Gives a block, whose content is complete, a key. Returns false if the key has a block, or another namespace gets the
-  /// memory of the block when its lease ends. Throws invalid_argument for a
-  /// block that this process has not leased or that has a key.
+  /// memory of the block when its lease ends. Throws invalid_argument for a block that this process has not leased or that
+  /// has a key.
   bool put(std::string_view key, std::uint32_t number);
 
   /// Begins to write the blocks of keys, or takes part in the writing of a group, a number that an engine gives all its

@@ -8,6 +8,7 @@
 
 #include "core/throw_error.h"
 #include "os/host_port.h"
+#include "transport/fabric.h"
 #include "transport/tls/tls_context.h"
 
 namespace onecopy::rpc {
@@ -41,12 +42,6 @@ bool is_forced_by(const std::string& link) {
   return link == "tcp";
 }
 
-std::string fabric_by(const char* name, const std::string& transport) {
-  if (!transport.empty() && transport != "tls" && transport != "ucx")
-    throw_error(ErrorCode::invalid_argument, "{} must be tls or ucx, not \"{}\"", name, transport);
-  return transport == "tls" ? "" : transport;
-}
-
 void check_loopback(const TlsOptions& options) {
   if (!options.key.empty() || options.listen.empty()) return;
   const HostPort at = HostPort::parse(options.listen);
@@ -77,8 +72,9 @@ TlsOptions TlsOptions::of_environment(const std::string& transport) {
   TlsOptions options;
   options.key = key_of(environment("ONECOPY_RPC_KEY"));
   options.is_forced = is_forced_by(environment("ONECOPY_RPC_LINK"));
-  options.fabric = transport.empty() ? fabric_by("ONECOPY_RPC_FABRIC", environment("ONECOPY_RPC_FABRIC"))
-                                     : fabric_by("the transport between hosts", transport);
+  options.fabric = transport.empty()
+                       ? transport::fabric_by("ONECOPY_RPC_FABRIC", environment("ONECOPY_RPC_FABRIC"))
+                       : transport::fabric_by("the transport between hosts", transport);
   options.listen = environment("ONECOPY_RPC_LISTEN");
   if (options.listen.empty()) options.listen = usual_listen(!options.key.empty(), options.is_forced);
   options.peer_timeout = peer_timeout_of(environment("ONECOPY_RPC_PEER_TIMEOUT"));

@@ -178,15 +178,15 @@ std::optional<Next> next_of(State& s, const Shown& known, std::optional<std::uin
   return Next{std::move(parts), {std::move(opened.table), version, std::move(*reading)}};
 }
 
+MappedMemory& memory_in(const BlockRef& block) { return *static_cast<MappedMemory*>(block.group()); }
+
 /// Maps a version of the host at addresses of its own, with its pages in the page tables.
 BlockRef mapped(Next next, StepTimes& steps) {
   BlockRef block = MappedMemory::open(kCpu, std::move(next.parts), std::move(next.shown));
-  static_cast<MappedMemory*>(block.group())->populate();
+  memory_in(block).populate();
   steps.end("map");
   return block;
 }
-
-MappedMemory& memory_in(const BlockRef& block) { return *static_cast<MappedMemory*>(block.group()); }
 
 }  // namespace
 

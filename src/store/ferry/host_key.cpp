@@ -54,11 +54,8 @@ std::vector<Bytes> keys_in(const std::string& path) {
 
 bool is_over_ucx() {
   const char* const value = std::getenv("ONECOPY_STORE_FABRIC");
-  const std::string fabric = value ? value : "";
-  if (fabric.empty() || fabric == "tls") return false;
-  if (fabric != kFabric)
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("ONECOPY_STORE_FABRIC must be tls or ucx, not \"{}\"", fabric));
+  const std::string fabric = transport::fabric_by("ONECOPY_STORE_FABRIC", value ? value : "");
+  if (fabric.empty()) return false;
   transport::require_fabric(fabric);
   static std::once_flag said;
   std::call_once(said, [] { log_warning("versions go between hosts over ucx: they are not encrypted"); });

@@ -40,6 +40,8 @@ TEST(SpinTimes, EndInAGroupWithFourTimesMoreMembersThanProcessors) {
   EXPECT_TRUE(is_crowd(9, 2));
   EXPECT_FALSE(is_crowd(32, 64));
   EXPECT_TRUE(is_crowd(5, 0));
+  EXPECT_FALSE(kTimes.is_chosen());
+  EXPECT_TRUE((SpinTimes{0us, 0us}.is_chosen()));
 }
 
 }  // namespace
