@@ -26,6 +26,7 @@
 #include "store/keeper/keeper.h"
 #include "support/child.h"
 #include "support/eventually.h"
+#include "support/proc_entries.h"
 #include "support/watchdog.h"
 
 namespace onecopy::store {
@@ -187,9 +188,9 @@ void follow_until_over(Field& field) {
 /// Counts the memory of versions that a process of the keeper holds: each memfd but the index.
 std::size_t count_held(int pid) {
   std::size_t count = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(fmt::format("/proc/{}/fd", pid))) {
+  for (const auto& entry : testing::proc_entries(fmt::format("/proc/{}/fd", pid))) {
     std::error_code gone;
-    const std::string target = std::filesystem::read_symlink(entry.path(), gone).string();
+    const std::string target = std::filesystem::read_symlink(entry, gone).string();
     count += target.starts_with("/memfd:") && !target.starts_with("/memfd:onecopy-store-index");
   }
   return count;

@@ -22,6 +22,7 @@
 #include "os/log.h"
 #include "share/runtime/runtime.h"
 #include "soak/pattern.h"
+#include "support/proc_entries.h"
 
 namespace onecopy::soak {
 namespace {
@@ -129,15 +130,14 @@ std::string leases_of_others() {
 /// Which processes play a part in some queue, as the kernel lists their locks.
 std::string players() {
   std::string text;
-  std::error_code ignored;
-  for (const auto& process : std::filesystem::directory_iterator("/proc", ignored))
-    for (const auto& fd : std::filesystem::directory_iterator(process.path() / "fdinfo", ignored)) {
-      std::ifstream info(fd.path());
+  for (const auto& process : testing::proc_entries("/proc"))
+    for (const auto& fd : testing::proc_entries(process / "fdinfo")) {
+      std::ifstream info(fd);
       std::string inode;
       for (std::string line; std::getline(info, line);)
         if (line.rfind("ino:", 0) == 0) inode = line.substr(5);
         else if (line.find("OFDLCK") != std::string::npos)
-          text += fmt::format("; pid {} plays in file {}", process.path().filename().string(), inode);
+          text += fmt::format("; pid {} plays in file {}", process.filename().string(), inode);
     }
   return text;
 }

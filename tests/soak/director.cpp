@@ -23,6 +23,7 @@
 #include "device/janitor.h"
 #include "onecopy/core/error.h"
 #include "os/process.h"
+#include "support/proc_entries.h"
 #include "support/user_namespace.h"
 
 namespace onecopy::soak {
@@ -343,15 +344,14 @@ void Director::hang(Id agent, const std::string& what) {
   judge_.fault(counters_.hangs, fmt::format("agent {} does not come to the end of {}", agent, what),
                {fmt::format("agent {}", agent)});
   const int pid = agents_.contains(agent) ? agents_.at(agent).pid : 0;
-  std::error_code ignored;
-  for (const auto& task : std::filesystem::directory_iterator(fmt::format("/proc/{}/task", pid), ignored))
+  for (const auto& task : testing::proc_entries(fmt::format("/proc/{}/task", pid)))
     for (const char* file : {"comm", "wchan", "syscall"}) {
       char text[256] = {};
-      if (std::FILE* in = std::fopen((task.path() / file).c_str(), "r")) {
+      if (std::FILE* in = std::fopen((task / file).c_str(), "r")) {
         if (!std::fgets(text, sizeof text, in)) text[0] = 0;
         std::fclose(in);
       }
-      std::printf("    %s/%s: %s\n", task.path().c_str(), file, text);
+      std::printf("    %s/%s: %s\n", task.c_str(), file, text);
     }
 }
 

@@ -11,9 +11,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <functional>
-#include <iterator>
 #include <map>
 #include <set>
 #include <sstream>
@@ -21,19 +19,18 @@
 #include <utility>
 
 #include "onecopy/core/error.h"
+#include "os/file.h"
 #include "os/unix_socket.h"
 #include "store/format/place.h"
+#include "support/proc_entries.h"
 
 namespace onecopy::soak {
 namespace {
 
 constexpr const char* kChunk = "/memfd:onecopy-chunk";
 
-/// Returns the content of a file of /proc; nothing if the process has ended.
-std::string proc_text(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
+/// Returns the content of a file of /proc; nothing if the process has ended, or ends while the file is read.
+std::string proc_text(const std::filesystem::path& path) { return try_read_text(path).value_or(""); }
 
 bool wait_until(const std::function<bool()>& done) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(2);
@@ -58,11 +55,11 @@ std::set<std::uint64_t> mapped_chunks(int pid) {
 /// Returns the inodes of the chunks of versions of which a process has a descriptor.
 std::set<std::uint64_t> open_chunks(int pid) {
   std::set<std::uint64_t> inodes;
-  std::error_code gone;
-  for (const auto& fd : std::filesystem::directory_iterator(fmt::format("/proc/{}/fd", pid), gone)) {
+  for (const auto& fd : testing::proc_entries(fmt::format("/proc/{}/fd", pid))) {
+    std::error_code gone;
     struct stat status {};
     if (std::filesystem::read_symlink(fd, gone).string().find(kChunk) == std::string::npos) continue;
-    if (::stat(fd.path().c_str(), &status) == 0) inodes.insert(status.st_ino);
+    if (::stat(fd.c_str(), &status) == 0) inodes.insert(status.st_ino);
   }
   return inodes;
 }
@@ -82,12 +79,11 @@ Keeper::~Keeper() {
 /// Returns the pids of the worker and the guard; fewer if one of them has ended, or has not begun.
 std::vector<int> Keeper::halves() const {
   std::map<std::string, int> found;
-  std::error_code gone;
-  for (const auto& process : std::filesystem::directory_iterator("/proc", gone)) {
-    const std::string name = proc_text(process.path() / "comm");
+  for (const auto& process : testing::proc_entries("/proc")) {
+    const std::string name = proc_text(process / "comm");
     if (name != "onecopy-store\n" && name != "onecopy-guard\n") continue;
-    if (proc_text(process.path() / "environ").find("ONECOPY_STORE_DIR=" + directory_) != std::string::npos)
-      found[name] = std::atoi(process.path().filename().c_str());
+    if (proc_text(process / "environ").find("ONECOPY_STORE_DIR=" + directory_) != std::string::npos)
+      found[name] = std::atoi(process.filename().c_str());
   }
   std::vector<int> pids;
   for (const auto& [name, pid] : found) pids.push_back(pid);

@@ -14,6 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "support/proc_entries.h"
+
 namespace onecopy::testing {
 namespace {
 
@@ -73,19 +75,17 @@ void dump_stack(int pid, const fs::path& task) {
 void dump_process(int pid) {
   const fs::path process = "/proc/" + std::to_string(pid);
   const bool cooperates = has_dump_signal(process, "SigCgt:");
-  std::error_code error;
-  for (const auto& task : fs::directory_iterator(process / "task", error)) {
-    dump_kernel_view(task.path());
-    if (cooperates) dump_stack(pid, task.path());
+  for (const auto& task : proc_entries(process / "task")) {
+    dump_kernel_view(task);
+    if (cooperates) dump_stack(pid, task);
   }
 }
 
 /// Returns `pid` and all its descendants.
 std::vector<int> family(int pid) {
   std::vector<int> all{pid};
-  std::error_code error;
-  for (const auto& task : fs::directory_iterator("/proc/" + std::to_string(pid) + "/task", error)) {
-    std::istringstream children(first_line(task.path() / "children"));
+  for (const auto& task : proc_entries("/proc/" + std::to_string(pid) + "/task")) {
+    std::istringstream children(first_line(task / "children"));
     for (int child; children >> child;)
       for (const int member : family(child)) all.push_back(member);
   }

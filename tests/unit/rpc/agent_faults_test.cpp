@@ -4,15 +4,15 @@
 
 #include <atomic>
 #include <csignal>
-#include <fstream>
-#include <iterator>
 #include <new>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "core/point.h"
 #include "onecopy/core/error.h"
+#include "os/file.h"
 #include "rpc/node.h"
 #include "rpc/workers.h"
 #include "support/refusal.h"
@@ -111,8 +111,7 @@ void stop_in_put(const char* point) noexcept {
 }
 
 bool is_stopped(int pid) {
-  std::ifstream stat("/proc/" + std::to_string(pid) + "/stat");
-  const std::string text(std::istreambuf_iterator<char>(stat), {});
+  const std::string text = try_read_text("/proc/" + std::to_string(pid) + "/stat").value_or(") ?");
   return text.substr(text.rfind(')') + 2, 1) == "T";
 }
 
