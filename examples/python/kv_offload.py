@@ -29,7 +29,7 @@ def main() -> None:
     for number in range(PAGES):
         keys = torch.full((WIDTH,), float(number), device=DEVICE)  # as the first engine has computed them
         pages[number].copy_(keys, non_blocking=True)
-        requests.put(number)  # the GPU of the engine waits for the copy; neither process waits
+        requests.put(number)  # the GPU of the engine waits for the copy; this process does not
     requests.put(None)
     engine.join()
 
