@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <csignal>
+#include <iterator>
 #include <thread>
 #include <vector>
 
@@ -12,6 +14,7 @@
 #include "support/child.h"
 #include "support/note.h"
 #include "support/numbers.h"
+#include "support/proc_entries.h"
 #include "support/watchdog.h"
 
 namespace onecopy {
@@ -60,6 +63,39 @@ TEST(AnOwnerThatIsLeft, LosesItsBorrowerWithTheLastBlockAndIsConnectedToAgain) {
     note->step = 5;
     EXPECT_TRUE(eventually([&] { return note->step == 6; }));
   });
+  EXPECT_EQ(owner.join(), 0);
+}
+
+std::ptrdiff_t descriptors() { return std::ssize(testing::proc_entries("/proc/self/fd")); }
+
+TEST(AnOwnerThatIsLeft, MayBeStopped) {
+  const Watchdog watchdog;
+  Shared<Note> note;
+  Child owner([&] {
+    const Tensor tensor = numbers(1000);
+    note->write(share(tensor).to_text());
+    EXPECT_TRUE(eventually([&] { return note->step == 3; }));
+    EXPECT_TRUE(eventually([] { return borrowers() == 0; }));
+    EXPECT_EQ(stats().live_blocks, 1u);
+    note->step = 4;
+    EXPECT_TRUE(eventually([&] { return note->step == 5; }));
+  });
+  const Handle handle = Handle::from_text(note->read());
+  Session::current();
+  const std::ptrdiff_t before = descriptors();
+  const Tensor own = numbers(10);
+  const std::ptrdiff_t with_own = descriptors();
+  open(handle).release();
+  EXPECT_GT(descriptors(), with_own);
+  owner.signal(SIGSTOP);
+  Session::current().leave(handle.fields().owner);
+  EXPECT_TRUE(eventually([&] { return descriptors() <= with_own; })) << descriptors() << " " << before;
+  EXPECT_EQ(element(own, 9), 9);
+  owner.signal(SIGCONT);
+  note->step = 3;
+  EXPECT_TRUE(eventually([&] { return note->step == 4; }));
+  EXPECT_EQ(element(open(handle), 999), 999);
+  note->step = 5;
   EXPECT_EQ(owner.join(), 0);
 }
 

@@ -174,6 +174,7 @@ void follow_until_over(Field& field) {
   const void* const place = live.tensor(0).data();
   for (std::uint64_t before = live.number(); !field.is_over && !::testing::Test::HasFailure();) {
     const std::uint64_t returned = field.returned;
+    if (field.updated % 2 != 0) live.prepare();
     const std::uint64_t number = live.update();
     EXPECT_GE(number, std::max(before, returned));
     const std::uint32_t stamp = stamp_of(live);

@@ -973,6 +973,21 @@ TEST_F(StoreTest, VersionsThatAreOpenComeBackWhenBothHalvesWereKilled) {
   EXPECT_EQ(value_of(other.open("x")), 2);
 }
 
+TEST_F(StoreTest, APreparedVersionIsShownAlsoWhenBothHalvesWereKilledMeanwhile) {
+  Store store = start();
+  publish(store, kCpu, 1);
+  Follower live = store.follow("x");
+  publish(store, kCpu, 2);
+  EXPECT_EQ(live.prepare(), 2u);
+  kill_both();
+  onecopy::testing::expect_refusal(ErrorCode::peer_died, {}, [&] { live.update(); });
+  EXPECT_EQ(value_of(live), 1);
+  Store other = start();
+  EXPECT_EQ(live.update(), 2u);
+  EXPECT_EQ(value_of(live), 2);
+  EXPECT_EQ(value_of(other.open("x")), 2);  // which the follower alone still had
+}
+
 TEST_F(StoreTest, AVersionThatIsOpenComesBackWithoutACallOfItsReader) {
   Store store = start();
   publish(store, kCpu, 1);
