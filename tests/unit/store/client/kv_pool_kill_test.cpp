@@ -13,6 +13,7 @@
 #include <map>
 #include <random>
 #include <set>
+#include <span>
 #include <thread>
 
 #include <fmt/format.h>
@@ -83,18 +84,30 @@ INSTANTIATE_TEST_SUITE_P(Points, AUserDies,
                                            "kv_pool.claim.grows", "kv_pool.grown", "kv_pool.extent.opens",
                                            "kv_pool.extent.vacated", "kv_pool.drain.block"));
 
+/// The max number of units of eight bytes of a test's KV pool.
+constexpr std::size_t kUnits = 96;
+
 /// Counters that killed processes leave behind.
 struct Counts {
   std::atomic<std::uint64_t> completed, seen, wrong, overwritten, without_memory;
-  std::array<std::atomic<bool>, kBlocks> has_memory;
+  std::array<std::atomic<bool>, kUnits>
+      has_memory;  ///< of the units of the pool, or of its blocks if these are larger
 };
 
 /// A process of an engine: writes keys whose bytes follow from the key, reads what it finds, and stamps blocks of its own.
 /// REQUIRES: the memory holds all extents.
 class Engine {
  public:
-  Engine(KvPoolBlocks& pool, std::byte* memory, Counts& counts, unsigned seed)
-      : pool_(pool), memory_(memory), counts_(counts), random_(seed), group_(seed | 1) {}
+  /// An extent has as many records as units; a block has `units` of them.
+  Engine(KvPoolBlocks& pool, std::byte* memory, Counts& counts, unsigned seed, std::size_t units = 1,
+         std::size_t extent_units = kRecords)
+      : pool_(pool),
+        memory_(memory),
+        counts_(counts),
+        random_(seed),
+        group_(seed | 1),
+        units_(units),
+        extent_units_(extent_units) {}
 
   void run(int steps) {
     for (int step = 0; step < steps; ++step) switch (random_() % 5) {
@@ -112,9 +125,29 @@ class Engine {
  private:
   static constexpr std::uint64_t kMixed = 0x9e3779b97f4a7c15;
 
-  std::string key() { return fmt::format("key {}", random_() % 40); }
-  std::uint64_t* at(std::uint32_t number) {
-    return reinterpret_cast<std::uint64_t*>(memory_ + std::size_t{number} * 8);
+  std::string key() { return fmt::format("key {} of {}", random_() % 40, units_); }
+  /// Returns the number of a block's first unit.
+  std::size_t first_of(std::uint32_t number) const {
+    return number / extent_units_ * extent_units_ + number % extent_units_ * units_;
+  }
+  std::span<std::uint64_t> at(std::uint32_t number) {
+    return {reinterpret_cast<std::uint64_t*>(memory_) + first_of(number), units_};
+  }
+  bool is_all(std::uint32_t number, std::uint64_t value) {
+    return std::ranges::all_of(at(number), [&](std::uint64_t unit) { return unit == value; });
+  }
+  /// A kill between the halves of a unit leaves a block that is half written.
+  void fill(std::uint32_t number, std::uint64_t value) {
+    for (std::uint64_t& unit : at(number)) {
+      auto* const half = reinterpret_cast<std::uint32_t*>(&unit);
+      std::memcpy(half, &value, 4);
+      std::atomic_signal_fence(std::memory_order_seq_cst);
+      std::memcpy(half + 1, reinterpret_cast<const std::byte*>(&value) + 4, 4);
+    }
+  }
+  void expect_memory(std::uint32_t number) {
+    for (std::size_t unit = 0; unit < units_; ++unit)
+      counts_.without_memory += !counts_.has_memory.at(first_of(number) + unit);
   }
   static std::uint64_t bytes_of(const std::string& key) { return std::hash<std::string>()(key) * kMixed; }
 
@@ -124,12 +157,8 @@ class Engine {
     for (std::size_t i = 0; i < blocks.size(); ++i) {
       if (!blocks[i]) continue;
       const Numbers one{*blocks[i]};
-      counts_.without_memory += !counts_.has_memory[one[0]];
-      auto* const half = reinterpret_cast<std::uint32_t*>(at(one[0]));
-      const std::uint64_t bytes = bytes_of(keys[i]);
-      std::memcpy(half, &bytes, 4);  // a kill between the halves leaves a block that is half written
-      std::atomic_signal_fence(std::memory_order_seq_cst);
-      std::memcpy(half + 1, reinterpret_cast<const std::byte*>(&bytes) + 4, 4);
+      expect_memory(one[0]);
+      fill(one[0], bytes_of(keys[i]));
       ++counts_.completed;
       if (random_() % 8 != 0) pool_.complete(one, 0);
       pool_.release(one);
@@ -141,7 +170,7 @@ class Engine {
     for (std::size_t i = 0; i < found.size(); ++i) {
       if (!found[i]) continue;
       ++counts_.seen;
-      if (*at(*found[i]) != bytes_of(keys[i])) ++counts_.wrong;
+      if (!is_all(*found[i], bytes_of(keys[i]))) ++counts_.wrong;
       pool_.release(Numbers{*found[i]});
     }
   }
@@ -150,17 +179,23 @@ class Engine {
   }
   void stamp() try {
     const std::uint32_t block = pool_.allocate(1)[0];
-    counts_.without_memory += !counts_.has_memory[block];
+    expect_memory(block);
     stamps_.emplace_back(block, random_());
-    *at(block) = stamps_.back().second;
+    fill(block, stamps_.back().second);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::out_of_memory) throw;
   }
   void unstamp() {
     if (stamps_.empty()) return;
     const auto [block, stamp] = stamps_.back();
-    if (*at(block) != stamp) ++counts_.overwritten;
+    if (!is_all(block, stamp)) ++counts_.overwritten;
     stamps_.pop_back();
+    if (random_() % 4 == 0) {
+      const std::string mine = key();
+      fill(block, bytes_of(mine));
+      ++counts_.completed;
+      pool_.put(mine, block);
+    }
     pool_.release(Numbers{block});
   }
 
@@ -169,6 +204,7 @@ class Engine {
   Counts& counts_;
   std::mt19937 random_;
   const std::uint32_t group_;
+  const std::size_t units_, extent_units_;
   std::vector<std::pair<std::uint32_t, std::uint64_t>> stamps_;
 };
 
@@ -238,6 +274,63 @@ TEST_P(KvPoolKillTest, AProcessKilledAtAnyTimeLeavesNoPartOfABlockAndNoLease) {
 }
 
 INSTANTIATE_TEST_SUITE_P(InPieces, KvPoolKillTest, ::testing::Bool());
+
+/// Namespaces whose blocks have one, two and three units take extents from each other, while their users are killed.
+class KvPoolsOfSeveralBlockSizes : public ::testing::Test {
+ protected:
+  static constexpr std::size_t kExtentUnits = 24, kExtents = kUnits / kExtentUnits;
+
+  KvPoolBlocks open(std::size_t units) {
+    return {control_,
+            {.block_bytes = units * 8, .space = fmt::format("of {}", units)},
+            [counts = &*counts_](std::uint64_t offset, std::uint64_t bytes) {
+              for (std::uint64_t unit = offset / 8; unit < (offset + bytes) / 8; ++unit)
+                counts->has_memory.at(unit) = true;
+              return true;
+            }};
+  }
+  /// Works in all namespaces in turn, a few steps in each.
+  void run(std::byte* memory, unsigned seed, int turns) {
+    std::array pools{open(1), open(2), open(3)};
+    std::mt19937 random(seed);
+    for (int turn = 0; turn < turns; ++turn) {
+      const std::size_t units = 1 + random() % 3;
+      Engine(pools[units - 1], memory, *counts_, static_cast<unsigned>(random()), units, kExtentUnits)
+          .run(static_cast<int>(random() % 30));
+    }
+  }
+
+  const Shared<Counts> counts_;
+  const Fd control_ = KvPoolBlocks::make({kExtents, kExtentUnits, kExtentUnits * 8});
+};
+
+TEST_F(KvPoolsOfSeveralBlockSizes, GiveNoBytesOfOneAnotherWhenTheirUsersAreKilled) {
+  const Mapping memory = Mapping::of(create_memfd("blocks", 4096), 4096, Access::read_write);
+  std::mt19937 random(::testing::UnitTest::GetInstance()->random_seed());
+  for (int round = 0; round < kills(); ++round) {
+    const auto engine = [&] {
+      for (unsigned seed = 1;; ++seed)
+        run(memory.data(), static_cast<unsigned>(::getpid()) * 1000 + seed, 100);
+    };
+    Child one(engine), two(engine), third(engine);
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 6000));
+    run(memory.data(), static_cast<unsigned>(random()), 20);
+    for (Child* const child : {&one, &two, &third}) {
+      child->kill();
+      run(memory.data(), static_cast<unsigned>(random()), 5);
+    }
+    for (const std::size_t units : {1, 2, 3}) {
+      const KvPoolStats stats = open(units).stats();
+      ASSERT_EQ(stats.users, 1u);
+      ASSERT_EQ(stats.leased, 0u);
+      ASSERT_EQ(stats.free + stats.idle, stats.blocks);
+    }
+    ASSERT_EQ(counts_->wrong, 0u);
+    ASSERT_EQ(counts_->overwritten, 0u);
+    ASSERT_EQ(counts_->without_memory, 0u);
+  }
+  EXPECT_GT(counts_->seen, 0u);
+}
 
 /// One process, and a model of sets: each call answers what the model says.
 TEST_F(KvPoolTest, ARandomProgramOfOneProcessSeesItsModel) {
