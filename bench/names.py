@@ -16,7 +16,7 @@ GROUPS = (
      "4 engines of one GPU", "An engine takes new", "A checkpoint", "The first token", "Chunks of 2 MiB")),
     ("The store", ("Weights in a new", "update()", "Reading 1 GiB", "publish()", "open() of 20,000", "The keeper", "An arena")),
     ("The store on several hosts", ("A group of", "A version", "A pull")),
-    ("Remote calls", ("Remote calls", "A backward", "PyTorch's tutorial")),
+    ("Remote calls", ("Remote calls", "A backward", "A training step", "PyTorch's tutorial")),
     ("CUDA tensors", ("A fresh CUDA", "The first open of a segment", "20,000 CUDA", "A tensor on a card", "First open of 1024",
      "A state_dict", "71576", "40538", "Copies", "Two cards")),
     ("Pinned memory and files to a GPU", ("DataLoader", "1 GiB between", "256 MiB to a card", "How long", "Release of", "open(pin",

@@ -63,6 +63,7 @@ ROWS = {
     "rpc-pipelined": rpc_calls.pipelined,
     "rpc-fetch": rpc_calls.fetched,
     "rpc-backward": rpc_calls.backward,
+    "rpc-rnn": rpc_calls.trained,
     "rpc-members": rpc_members.members,
     "weights": weights.weights,
     "ray": weights.ray_actors,
