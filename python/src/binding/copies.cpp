@@ -47,18 +47,16 @@ void append_opened(nb::list& list, const std::vector<Tensor>& made, std::span<co
   for (std::size_t i = 0; i < made.size(); ++i) list.append(flags[i] != 0 ? *next++ : nb::cast(made[i]));
 }
 
-using Finder = std::optional<torch::FlaggedTensor>(nb::handle);
-
-/// Returns the tensor of an item as `find` does, or refuses it.
-torch::FlaggedTensor own_tensor_of(const Item& item, const Path& path, Finder* find) {
-  if (auto tensor = find(item.object)) return *std::move(tensor);
+/// Returns the tensor of an item, or refuses it.
+torch::FlaggedTensor own_tensor_of(const Item& item, const Path& path, For use) {
+  if (auto tensor = leaf(item.object).tensor(use)) return *std::move(tensor);
   const std::string place = path.place(item);
   if (!torch::is_any_tensor(item.object.ptr())) {
     array_of(item.object, place);
     refuse_foreign(place);
   }
   if (const nb::object plain = shareable_array(item.object, false, place); !plain.is(item.object))
-    if (auto tensor = find(plain)) return *std::move(tensor);
+    if (auto tensor = leaf(plain).tensor(use)) return *std::move(tensor);
   refuse(item.object, place);
 }
 
@@ -82,7 +80,7 @@ class Views final : public Visitor {
   void take(std::span<Item> items, const Path& path) override {
     constexpr std::uint32_t kOfGradients = torch::kRequiresGrad | torch::kParameter;
     for (Item& item : items) {
-      const torch::FlaggedTensor original = own_tensor_of(item, path, tensor_of);
+      const torch::FlaggedTensor original = own_tensor_of(item, path, For::others);
       watch_captures();
       const Tensor view = without_gil([&] { return view_on(original.tensor, device_); });
       item.object =
@@ -139,7 +137,7 @@ Copies::Copies(nb::handle device, nb::object stream, std::size_t part)
 
 void Copies::take(std::span<Item> items, const Path& path) {
   for (const Item& item : items) {
-    auto [tensor, flags] = own_tensor_of(item, path, tensor_here);
+    auto [tensor, flags] = own_tensor_of(item, path, For::this_process);
     if (tensor.data() < last_) ++descents_;
     last_ = tensor.data();
     bytes_ += tensor.nbytes();
@@ -172,7 +170,7 @@ using Parts = std::vector<std::size_t>;
 
 std::pair<nb::object, Parts> copied(nb::handle value, nb::handle device, nb::object stream,
                                     std::size_t part) {
-  if (is_plain(value.ptr()) || plain_of(value).is_valid()) return {nb::borrow(value), Parts()};
+  if (plain_of(value).is_valid()) return {nb::borrow(value), Parts()};
   Copies copies(device, std::move(stream), part);
   const nb::object shape = walk(value, copies, "value");  // new containers with the originals
   Placed placed(copies.end());
@@ -180,7 +178,7 @@ std::pair<nb::object, Parts> copied(nb::handle value, nb::handle device, nb::obj
 }
 
 nb::object viewed(nb::handle value, nb::handle device) {
-  if (is_plain(value.ptr()) || plain_of(value).is_valid()) return nb::borrow(value);
+  if (plain_of(value).is_valid()) return nb::borrow(value);
   Views views(device);
   return walk(value, views, "value");
 }

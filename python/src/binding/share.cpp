@@ -26,18 +26,18 @@ namespace onecopy::python {
 namespace {
 
 /// Returns the memory of an array. `given` is the caller's object; `array` may be a temporary view of it.
-Tensor memory_of(nb::handle array, nb::handle given) {
-  if (const Tensor* ours = as_onecopy_tensor(array.ptr())) return *ours;
+Tensor memory_of(Leaf&& array, nb::handle given) {
+  if (array.ours) return *array.ours;
   const torch::UserShares here;
-  const auto shared = torch::share(array.ptr());
-  if (!shared) refuse(array, "x");
+  auto shared = std::move(array).tensor(For::others);
+  if (!shared) refuse(array.object, "x");
   if ((shared->flags & (torch::kConj | torch::kNeg)) != 0)
     throw Error(ErrorCode::unsupported,
                 "x is lazily conjugated or negated, which a handle cannot express; share "
                 "x.resolve_conj().resolve_neg(), or a bundle: share({\"x\": x})");
   if (!is_on_host(shared->tensor))
     nb::module_::import_("onecopy.device.alive").attr("keep_with")(given, nb::cast(shared->tensor));
-  return shared->tensor;
+  return std::move(shared->tensor);
 }
 
 /// Returns an array as a tensor that other processes can open, and whether its memory is new; None if the object is not
@@ -47,7 +47,7 @@ nb::object as_tensor(nb::handle x, bool copy) {
   const nb::object array = shareable_array(x, copy, "obj");
   if (!array.is_valid()) return nb::none();
   const bool is_copied = !torch::is_tensor(array.ptr()) && !array.is(x);
-  Tensor tensor = memory_of(array, x);
+  Tensor tensor = memory_of(leaf(array), x);
   const bool is_new = copy || (is_copied && !find_exported(tensor.view()));
   return nb::make_tuple(array.is(x) && !torch::is_tensor(x.ptr()) ? array : nb::cast(std::move(tensor)),
                         is_new);
@@ -59,8 +59,8 @@ Message encode(const Tree& tree) {
   Message message;
   message.tensors.reserve(tree.leaves().size());
   if (!encode_value(tree.value().ptr(), message)) {
-    for (const Tree::Leaf& leaf : tree.leaves())
-      if (!tensor_of(leaf.array)) refuse(leaf.array, fmt::format("x at \"{}\"", leaf.name));
+    for (const Tree::Leaf& at : tree.leaves())
+      if (!leaf(at.array).tensor(For::others)) refuse(at.array, fmt::format("x at \"{}\"", at.name));
     throw Error(ErrorCode::invalid_argument,
                 "x contains a str with lone surrogates, or is larger than 4 GiB");
   }
@@ -107,11 +107,11 @@ Handle share_any(nb::handle x, nb::handle copy, nb::handle exact) {
   drain_decrefs();
   const Exact how = exact_arg(exact);
   const Copy copies = copy_arg(copy);
-  const Tensor* const ours = as_onecopy_tensor(x.ptr());
-  const bool is_in_place = ours ? is_shareable(*ours) : torch::is_tensor(x.ptr());
-  if (is_in_place && copies != Copy::all) return share_in_order(memory_of(x, x), how);
+  Leaf found = leaf(x);
+  const bool is_in_place = found.ours ? is_shareable(*found.ours) : found.of_torch.has_value();
+  if (is_in_place && copies != Copy::all) return share_in_order(memory_of(std::move(found), x), how);
   Tree tree(x, copies);
-  if (!tree.is_nested()) return share_in_order(memory_of(tree.leaves()[0].array, x), how);
+  if (!tree.is_nested()) return share_in_order(memory_of(leaf(tree.leaves()[0].array), x), how);
   if (how == Exact::no) return share_nested(tree);
   throw Error(ErrorCode::invalid_argument,
               "exact is for one tensor at a time; share the tensors of x one by one, or a copy: copy=True");

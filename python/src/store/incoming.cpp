@@ -21,8 +21,7 @@ constexpr int kMaxCopiers = 8;
 }  // namespace
 
 Incoming::Incoming(nb::object object, const std::string& what) : object_(std::move(object)) {
-  plain_ = torch::TorchTensor::of(object_.ptr());
-  if (plain_ && !plain_->is_row_major()) plain_.reset();
+  plain_ = leaf(object_).row_major();
   if (!plain_) source_ = array_of(object_, what);
 }
 
@@ -62,7 +61,7 @@ namespace {
 
 /// Returns a torch tensor as a tensor of onecopy. Empty for a tensor that is read like an array of another library.
 std::optional<Tensor> torch_as_it_is(PyObject* object, const std::string& what, bool copies) {
-  auto tensor = torch::TorchTensor::of(object);
+  auto tensor = leaf(object).of_torch;
   if (!tensor) return std::nullopt;
   if (tensor->is_row_major()) {
     if (Tensor stored = tensor->in_version()) return stored;

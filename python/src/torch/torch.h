@@ -118,13 +118,6 @@ struct View {
 /// torch.
 std::vector<nb::object> views_of(const Tensor& memory, std::span<const View> views);
 
-/// Returns a contiguous tensor of the same values that is neither conjugated nor negated lazily, or the tensor itself if
-/// it is not strided.
-nb::object contiguous(PyObject* tensor);
-/// Copies a tensor from its card to the card `home`. The tensor's own card makes the copy in its current stream. If
-/// `home` is unreachable or full, the copy is made on the tensor's own card. Empty for a tensor that cannot be shared.
-/// REQUIRES: from.is_row_major(), on a card, and not empty.
-std::optional<Tensor> copy_on_card(const TorchTensor& from, Device home);
 /// Returns a new torch tensor in memory of torch's own. Throws bad_handle for flags that contradict the tensor. REQUIRES:
 /// as many bytes as the layout has.
 nb::object copy_of(const Layout& layout, ByteSpan elements, std::uint32_t flags);

@@ -22,37 +22,32 @@ using torch::TorchTensor;
 
 bool is_tensor(PyObject* object) { return torch::is_tensor(object) || as_onecopy_tensor(object); }
 
-std::optional<FlaggedTensor> tensor_of(nb::handle object) {
-  auto found = torch::share(object.ptr());
-  if (found) return found;
-  if (const Tensor* const ours = as_onecopy_tensor(object.ptr()))
-    found = FlaggedTensor{onecopy::sendable(*ours), 0};
-  return found;
+Leaf leaf(nb::handle object) {
+  if (const Tensor* const ours = as_onecopy_tensor(object.ptr())) return {object, {}, ours};
+  return {object, TorchTensor::of(object.ptr()), nullptr};
 }
 
-std::optional<FlaggedTensor> tensor_here(nb::handle object) {
-  if (auto found = TorchTensor::of(object.ptr())) return std::move(*found).here();
-  if (const Tensor* const ours = as_onecopy_tensor(object.ptr())) return FlaggedTensor{*ours, 0};
+std::optional<FlaggedTensor> Leaf::tensor(For use) && {
+  if (of_torch)
+    return use == For::this_process ? std::move(*of_torch).here() : std::move(*of_torch).share();
+  if (ours) return FlaggedTensor{use == For::this_process ? *ours : sendable(*ours), 0};
+  if (use == For::message)
+    if (const auto array = SharedArray::of(object.ptr())) return FlaggedTensor{array->tensor(), kNumpyFlag};
   return std::nullopt;
 }
 
-std::optional<FlaggedTensor> tensor_for_message(nb::handle object) {
-  auto found = tensor_of(object);
-  if (found) return found;
-  if (const auto array = SharedArray::of(object.ptr())) found = FlaggedTensor{array->tensor(), kNumpyFlag};
-  return found;
+std::optional<TorchTensor> Leaf::row_major() && {
+  if (of_torch && !of_torch->is_row_major()) of_torch.reset();
+  return std::move(of_torch);
 }
 
 // ---- plain values
 
-bool is_plain(PyObject* object) {
-  return object == Py_None || PyBool_Check(object) || PyLong_CheckExact(object) ||
-         PyFloat_CheckExact(object) || PyComplex_CheckExact(object) || PyUnicode_CheckExact(object) ||
-         PyBytes_CheckExact(object);
-}
-
 nb::object plain_of(nb::handle object) {
-  PyObject* plain = nullptr;
+  PyObject* plain = object.ptr();
+  if (plain == Py_None || PyBool_Check(plain) || PyLong_CheckExact(plain) || PyFloat_CheckExact(plain) ||
+      PyComplex_CheckExact(plain) || PyUnicode_CheckExact(plain) || PyBytes_CheckExact(plain))
+    return nb::borrow(object);
   if (PyLong_Check(object.ptr())) plain = PyNumber_Long(object.ptr());
   else if (PyFloat_Check(object.ptr())) plain = PyNumber_Float(object.ptr());
   else if (PyUnicode_Check(object.ptr())) plain = PyUnicode_FromObject(object.ptr());
@@ -221,7 +216,7 @@ nb::object shareable_array(nb::handle object, bool copy, const std::string& plac
     return copy ? nb::cast(source->copied()) : source->as_tensor();
   }
   if (!copy) return torch_tensor;
-  const auto from = TorchTensor::of(torch_tensor.ptr());
+  const auto from = leaf(torch_tensor).of_torch;
   if (!from) refuse_torch(object, place);
   return copy_of_torch(*from);
 }

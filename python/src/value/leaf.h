@@ -18,16 +18,24 @@ namespace onecopy::python {
 /// only.
 bool is_tensor(PyObject* object);
 
-/// Returns a tensor of onecopy, or a plain tensor of torch, which is shared in place. The flags of a tensor of onecopy
-/// are 0. Empty for other objects, and for tensors of torch that flags do not describe. Throws as TorchTensor::share().
-std::optional<torch::FlaggedTensor> tensor_of(nb::handle object);
+/// What a verb needs the memory of a tensor for: for this process, see TorchTensor::here(); for others, which open it; or
+/// for a message, which also carries a numpy.ndarray as a tensor, with kNumpyFlag.
+enum class For : std::uint8_t { this_process, others, message };
 
-/// Returns tensor_of() the object in the memory that this process reads, see TorchTensor::here().
-std::optional<torch::FlaggedTensor> tensor_here(nb::handle object);
+/// An object, looked at once. Valid as a TorchTensor is.
+struct Leaf {
+  nb::handle object;
+  std::optional<torch::TorchTensor>
+      of_torch;        ///< set for a plain tensor of torch, which is shared in place
+  const Tensor* ours;  ///< the tensor of onecopy, or null
 
-/// Returns tensor_of() the object, or a numpy.ndarray that a message carries as a tensor, with kNumpyFlag. Empty for
-/// objects that messages carry in another form.
-std::optional<torch::FlaggedTensor> tensor_for_message(nb::handle object);
+  /// Returns the tensor. The flags of a tensor of onecopy are 0. Empty for other objects, and for tensors of torch that
+  /// flags do not describe. Throws as TorchTensor::share().
+  std::optional<torch::FlaggedTensor> tensor(For use) &&;
+  /// Returns a plain tensor of torch whose elements lie one behind the other as they are. Empty for other objects.
+  std::optional<torch::TorchTensor> row_major() &&;
+};
+Leaf leaf(nb::handle object);
 
 /// Returns the array of any library whose elements are read. Refuses other objects, and tensors of torch whose elements
 /// or memory onecopy does not have.
@@ -37,9 +45,8 @@ Source array_of(nb::handle object, const std::string& place);
 /// `copy` in new memory. Invalid for an object that is not an array. Refuses tensors of torch as array_of().
 nb::object shareable_array(nb::handle object, bool copy, const std::string& place);
 
-/// Returns whether the object is None, a bool, int, float, complex, str or bytes of exactly these types.
-bool is_plain(PyObject* object);
-/// Returns the plain value of a subclass of int, float or str, or of a number of numpy. Invalid for other objects.
+/// Returns None, or the bool, int, float, complex, str or bytes of exactly these types, that the object is or, for a
+/// subclass of int, float or str and for a number of numpy, stands for. Invalid for other objects.
 nb::object plain_of(nb::handle object);
 
 /// Throws the reason why no verb takes the object: unsupported for a tensor of torch, InvalidArgument that is also a

@@ -92,8 +92,8 @@ bool has_reducers() {
 
 nb::object Rows::reduce(nb::handle object) {
   if (tensors_.size() >= kMaxRows && has_reducers()) return nb::borrow(Py_NotImplemented);
-  if (auto leaf = tensor_for_message(object)) {
-    return add(std::move(leaf->tensor), leaf->flags);
+  if (auto found = leaf(object).tensor(For::message)) {
+    return add(std::move(found->tensor), found->flags);
   } else if (is_read_only_array(object.ptr())) {
     // Protocol 5 keeps the read-only flag of the sender's view, but the receiver owns its copy.
     return object.attr("__reduce_ex__")(4);
@@ -188,10 +188,10 @@ Message make_message(std::uint32_t tag, const nb::bytes& data,
 
 Message encode_object(nb::handle object) {
   Message message;
-  if (auto leaf = tensor_for_message(object)) {
-    if (leaf->flags != 0) message.tag = kTensorForm | leaf->flags << kFlagsShift;
-    if (leaf->flags != 0) message.kind = MessageKind::python;
-    message.tensors.push_back(std::move(leaf->tensor));
+  if (auto found = leaf(object).tensor(For::message)) {
+    if (found->flags != 0) message.tag = kTensorForm | found->flags << kFlagsShift;
+    if (found->flags != 0) message.kind = MessageKind::python;
+    message.tensors.push_back(std::move(found->tensor));
     return message;
   }
   if (nb::isinstance<Message>(object)) return *nb::inst_ptr<Message>(object);

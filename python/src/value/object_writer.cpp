@@ -34,6 +34,16 @@ bool ObjectWriter::cannot(const char* why) const {
   throw nb::type_error(fmt::format("a value cannot cross: {}", why).c_str());
 }
 
+bool ObjectWriter::write_all(PyObject* value) {
+  if (!write(value, 0)) return false;
+  if (is_cyclic_) return cannot("it contains itself");
+  if (is_deep_) return cannot("tuples are nested more than 32 deep in it; send it flat");
+  if (key_parts_ > value::max_key_parts(size())) return cannot("the keys of its dicts have too many parts");
+  if (message_.data.size() > UINT32_MAX) return cannot("it has 4 GiB and more without its tensors");
+  make_copies();
+  return true;
+}
+
 bool ObjectWriter::write(PyObject* value, int depth) {
   PyTypeObject* const type = Py_TYPE(value);
   cost_ = {};
@@ -98,6 +108,19 @@ bool ObjectWriter::write_bytes(PyObject* value) {
   if (is_large(bytes.size())) return write_large(value, std::as_bytes(bytes), onecopy::value::kBytesRow);
   if (bytes.size() > UINT32_MAX) return cannot("bytes have 4 GiB and more");
   if (!value::Writer::is_numbered(bytes.size()) || !is_again(value)) out_.bytes(std::as_bytes(bytes));
+  return true;
+}
+
+/// Writes a large object as the next row, which is copied at the end.
+bool ObjectWriter::write_large(PyObject* object, ByteSpan bytes, std::uint8_t flags) {
+  if (is_again(object)) return true;
+  rows_.push_back({message_.tensors.size(), nb::borrow(object), bytes});
+  return write_row({}, flags);
+}
+
+bool ObjectWriter::write_row(Tensor tensor, std::uint32_t flags) {
+  message_.tensors.push_back(std::move(tensor));
+  out_.tensor(static_cast<std::uint8_t>(flags));
   return true;
 }
 

@@ -24,16 +24,7 @@ class ObjectWriter {
 
   static constexpr std::size_t kUsualObjects = 8;  ///< the usual number of numbered objects in a call
 
-  bool write_all(PyObject* value) {
-    if (!write(value, 0)) return false;
-    if (is_cyclic_) return cannot("it contains itself");
-    if (is_deep_) return cannot("tuples are nested more than 32 deep in it; send it flat");
-    if (key_parts_ > value::max_key_parts(size()))
-      return cannot("the keys of its dicts have too many parts");
-    if (message_.data.size() > UINT32_MAX) return cannot("it has 4 GiB and more without its tensors");
-    make_copies();
-    return true;
-  }
+  bool write_all(PyObject* value);
   const TensorCounts& counts() const noexcept { return counts_; }
 
  private:
@@ -67,7 +58,7 @@ class ObjectWriter {
   bool write_copy(PyObject* tensor, int depth);
   bool write_card_copy(const torch::TorchTensor& from, int depth);
   bool write_shared(PyObject* tensor, int depth);
-  bool write_row(const Tensor& tensor, std::uint32_t flags);
+  bool write_row(Tensor tensor, std::uint32_t flags);
   bool write_large(PyObject* object, ByteSpan bytes, std::uint8_t flags);
   bool write_other(PyObject* object, int depth);
   bool write_parts(PyObject* object, nb::handle reduced, int depth);

@@ -61,7 +61,7 @@ bool is_mapping(nb::handle object) {
 }
 
 bool is_plain_key(nb::handle key) {
-  if (!PyTuple_CheckExact(key.ptr())) return is_plain(key.ptr());
+  if (!PyTuple_CheckExact(key.ptr())) return plain_of(key).is(key);
   for (const nb::handle part : nb::borrow<nb::tuple>(key))
     if (!is_plain_key(part)) return false;
   return true;
@@ -168,9 +168,8 @@ nb::object Walk::sequence(nb::handle original) {
 
 void Walk::visit(Copy& copy, nb::handle value, Item at) {
   if (!is_tensor(value.ptr())) {
-    if (is_plain(value.ptr())) return;
     if (nb::object plain = plain_of(value); plain.is_valid()) {
-      if (makes(Visitor::Makes::plain_types)) replace(copy, at, std::move(plain));
+      if (!plain.is(value) && makes(Visitor::Makes::plain_types)) replace(copy, at, std::move(plain));
       return;
     }
     take_waiting(copy);  // which keeps the order
