@@ -2,6 +2,8 @@
 #pragma once
 
 #include <functional>
+#include <span>
+#include <string>
 
 namespace CLI {
 class App;
@@ -30,5 +32,8 @@ void add_gc(CLI::App& app, Command& command);
 void add_key(CLI::App& app, Command& command);
 void add_help(CLI::App& app, Command& command);
 void add_version(CLI::App& app, Command& command);
+
+/// Prints what the last of these words of a command line may become, for the completions of shells. Returns 0.
+int complete(const CLI::App& app, std::span<const std::string> words);
 
 }  // namespace onecopy::cli

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <exception>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -151,6 +152,8 @@ int main(int argc, char** argv) {
   app.allow_extras();  // extra words are named below; set after the commands were added
   try {
     std::vector<std::string> words = words_of(app, argc, argv);
+    if (!words.empty() && words.front() == "complete")
+      return with_output_written(complete(app, std::span(words).subspan(1)));
     std::ranges::reverse(words);  // the parser expects them in this order
     app.parse(std::move(words));
   } catch (const CLI::ParseError& error) {
