@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ._layout import laid, offset_of
-from ._record import NotReplayable
+from ._operators import NotReplayable
 
 
 class Trial:

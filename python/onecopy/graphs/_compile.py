@@ -11,9 +11,11 @@ import torch.fx
 
 from ..errors import InvalidArgument, Unsupported
 from ._arena import Arena, Arenas
-from ._function import EagerFunction, Function, Options, cuda_code, host_code
+from ._code import Options, cuda_code, host_code
+from ._eager import EagerFunction
+from ._function import Function
 from ._in_place import write_in_place
-from ._record import reads_storage
+from ._operators import reads_storage
 
 _CODEGENS = ("aot", "inductor")
 _ON_THE_CPU = 'inductor plans the memory of its own code for the CPU; use codegen="aot" for graphs'

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Sequence
@@ -14,157 +13,12 @@ import torch
 from .. import _core
 from ..errors import OutOfMappings, OutOfMemory
 from ._arena import Arena
-from ._captures import KEEPS_GRAPHS, close_dropped, drop, drop_later, first_line, new_graph, recording
-from ._key import MAX_KEYED_ELEMENTS
-from ._layout import Inputs, Output, Source, address_of, extent_of, laid, lay_out, offset_of
+from ._captures import KEEPS_GRAPHS, drop, drop_later, first_line, new_graph
+from ._cuda_capture import Boxed, Captured, are_plain, capture
+from ._layout import Output, Source, StaticInput, extent_of, laid, offset_of
 from ._leases import Leases
+from ._operators import NotReplayable
 from ._pool import CapturePool, captures_of
-from ._record import NotReplayable
-
-Boxed = Callable[[list[Any]], Any]
-"""A function that takes its arguments in one list, and may empty the list."""
-
-
-class CudaRun:
-    """The first call of a shape: the constructor runs it eagerly in memory of the arena. The caller gets its results.
-
-    Raises:
-        NotReplayable: these arguments cannot be captured. Nothing has run.
-        OutputInUse: the run would overwrite an output. Nothing has run.
-        The function's exceptions.
-    """
-
-    def __init__(
-        self,
-        function: Boxed,
-        arguments: Sequence[Any],
-        in_place: set[int],
-        arena: Arena,
-        _mutated: object = (),  # a graph writes into its inputs in place
-    ) -> None:
-        _check(arguments)
-        close_dropped()
-        self._function = function
-        self._in_place = in_place
-        self._arena = arena
-        assert arena.device is not None
-        with captures_of(arena.device.index):
-            numbers = _random_numbers(arena.device)
-            self.results = _run_in(arena, function, arguments)
-            self._is_random = _random_numbers(arena.device) != numbers
-
-    def make(self, arguments: Sequence[Any], outputs: str) -> CudaGraph:
-        """Captures the graph. Raises NotReplayable, OutOfMemory; then the capture is undone (I5)."""
-        return CudaGraph(self._function, arguments, self._in_place, self._arena, outputs, self._is_random)
-
-
-def _check(arguments: Sequence[Any]) -> None:
-    for index, argument in enumerate(arguments):
-        if (
-            isinstance(argument, torch.Tensor)
-            and argument.device.type == "cpu"
-            and argument.numel() > MAX_KEYED_ELEMENTS
-        ):
-            raise NotReplayable(
-                f"input {index} is a CPU tensor of {argument.numel()} elements, and a graph would keep its "
-                "present values; pass it on the device"
-            )
-
-
-def _random_numbers(device: Any) -> Any:
-    """Returns the offset of the device's random generator, or None if this torch does not report it."""
-    generator = torch.cuda.default_generators[device.index]
-    return generator.get_offset() if hasattr(generator, "get_offset") else None
-
-
-def _run_in(arena: Arena, function: Boxed, arguments: Sequence[Any]) -> list[Any]:
-    arena.leases.evacuate()
-    pool = _pool_for_a_run(arena)
-    if pool is None:
-        return list(function(list(arguments)))
-    with arena.lock.of(torch.cuda.current_stream(arena.device)):
-        with pool.use():
-            results = _plain(function(list(arguments)))
-        results = _moved_out(results, arguments)
-    arena.lock.wait()
-    _keep_content(pool, arena)
-    pool.close()
-    return results
-
-
-def _pool_for_a_run(arena: Arena) -> CapturePool | None:
-    """Returns a pool for an eager run, or None to use torch's memory.
-
-    A limit of the arena or a lack of addresses must not make the call fail.
-    """
-    if arena.limit is not None:
-        return None
-    try:
-        return arena.open_pool()
-    except OutOfMappings:
-        return None
-
-
-def _moved_out(results: list[Any], arguments: Sequence[Any]) -> list[Any]:
-    """Copies the results out of the arena. Results that share memory still do, and inputs are returned unchanged."""
-    given = {address_of(a) for a in arguments if isinstance(a, torch.Tensor)}
-    moved: dict[int, torch.UntypedStorage] = {}
-    out = []
-    for result in results:
-        if isinstance(result, torch.Tensor) and result.is_cuda and address_of(result) not in {0, *given}:
-            at = address_of(result)
-            if at not in moved:
-                moved[at] = result.untyped_storage().clone()
-            out.append(laid(moved[at], result.dtype, result.shape, result.stride(), offset_of(result)))
-        else:
-            out.append(result)
-    return out
-
-
-def _plain(results: Any) -> list[Any]:
-    """Resolves lazy conjugation and negation, so that the bytes in memory are the values."""
-    return [r.resolve_conj().resolve_neg() if isinstance(r, torch.Tensor) else r for r in results]
-
-
-def _keep_content(pool: CapturePool, arena: Arena) -> None:
-    """Gives tensors that the function has kept (e.g. a table that it made once) their own pages, with their content."""
-    alive = pool.alive()
-    if not alive:
-        return
-    copies = [(pool.bytes_at(*extent), pool.bytes_at(*extent).clone()) for extent in alive]
-    torch.cuda.synchronize(arena.device)
-    pool.window.keep_alive(alive)
-    for memory, content in copies:
-        memory.copy_(content)
-    torch.cuda.synchronize(arena.device)
-
-
-def _layout_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device
-
-
-class _StaticInput:
-    """The address and layout of an input in place at the capture. A graph does not keep the tensor: the address of each
-    call's own tensor is compared before a replay (I3)."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.address = tensor.data_ptr()
-        self.layout = _layout_of(tensor)
-
-    def is_of(self, tensor: torch.Tensor) -> bool:
-        return tensor.data_ptr() == self.address and _layout_of(tensor) == self.layout
-
-
-@dataclasses.dataclass
-class _Captured:
-    """The result of a capture. `copied_inputs`: the index, address and size in bytes of each, and an example tensor."""
-
-    results: list[Any] = dataclasses.field(default_factory=list)
-    outputs: list[Any] = dataclasses.field(default_factory=list)
-    sources: list[Source] = dataclasses.field(default_factory=list)
-    copied_inputs: list[tuple[int, int, int, Any]] = dataclasses.field(default_factory=list)
-    gather: list[int] = dataclasses.field(default_factory=list)
-    scatter: list[int] = dataclasses.field(default_factory=list)
 
 
 class CudaGraph:
@@ -199,7 +53,7 @@ class CudaGraph:
         self.is_quick = False
         """Whether ``call`` makes all results without Python."""
         self.last_used = self.replays = 0
-        self._copies_in_graph = arena.copies_in_graphs and _are_plain(arguments)
+        self._copies_in_graph = arena.copies_in_graphs and are_plain(arguments)
         self._capture(arguments)
 
     # --- the capture ------------------------------------------------------------------------------------
@@ -222,7 +76,9 @@ class CudaGraph:
             raise failure
 
     def _record(self, graph: torch.cuda.CUDAGraph, pool: CapturePool, arguments: Sequence[Any]) -> None:
-        done = self._capture_into(graph, pool, arguments)
+        gathers = self._copies_in_graph
+        scatters = gathers and self._policy == "copy"
+        done = capture(self._function, arguments, self._in_place, self._arena, graph, pool, gathers, scatters)
         if self._policy != "private":
             done.results.clear()
         pool.keep_alive()  # private outputs are still alive here
@@ -237,48 +93,14 @@ class CudaGraph:
         ]
         copied = {index for index, _ in self._copied_inputs}
         self._static_inputs = {
-            index: _StaticInput(argument)
+            index: StaticInput(argument)
             for index, argument in enumerate(arguments)
             if isinstance(argument, torch.Tensor) and argument.is_cuda and index not in copied
         }
         if self._copies_in_graph:
             self._make_call(done, arguments)
 
-    def _capture_into(self, graph: torch.cuda.CUDAGraph, pool: CapturePool, arguments: Sequence[Any]) -> _Captured:
-        begin, inputs, done = pool.window.base, Inputs(), _Captured()
-        with recording(graph, pool, self._arena.stream):
-            boxed, done.copied_inputs = self._boxed(arguments, inputs)
-            if self._copies_in_graph and done.copied_inputs:
-                done.gather = self._arena.copy_nodes([(at, nbytes) for _, at, nbytes, _ in done.copied_inputs])
-            done.results = _plain(self._function(boxed))
-            boxed.clear()
-            done.outputs, done.sources = lay_out(done.results, inputs, begin, begin + pool.window.used)
-            if self._copies_in_graph and done.sources and self._policy == "copy":
-                done.scatter = self._arena.copy_nodes([_copied(source) for source in done.sources])
-        return done
-
-    def _boxed(self, arguments: Sequence[Any], inputs: Inputs) -> tuple[list[Any], list[tuple[int, int, int, Any]]]:
-        """Returns the arguments, with a tensor of the window in place of each copied input; and the copied inputs.
-
-        Only the returned list references the tensors of the window, so the capture reuses their memory after the last
-        operator that reads them.
-        """
-        boxed: list[Any] = []
-        copied_inputs = []
-        for index, argument in enumerate(arguments):
-            if index not in self._in_place and isinstance(argument, torch.Tensor) and _can_be_copied(argument):
-                copy = torch.empty_strided(
-                    argument.shape, argument.stride(), dtype=argument.dtype, device=argument.device
-                )
-                copied_inputs.append((index, copy.data_ptr(), extent_of(copy), argument))
-                argument = copy
-                del copy
-            if isinstance(argument, torch.Tensor):
-                inputs.add(index, argument)
-            boxed.append(argument)
-        return boxed, copied_inputs
-
-    def _make_call(self, done: _Captured, arguments: Sequence[Any]) -> None:
+    def _make_call(self, done: Captured, arguments: Sequence[Any]) -> None:
         executable = self._graph.raw_cuda_graph_exec()
         call = _core._GraphCall(self._arena.lock.core, str(self._arena.device), executable, done.gather, done.scatter)
         for index, memory in self._copied_inputs:
@@ -287,7 +109,7 @@ class CudaGraph:
             call.add_static_input(index, arguments[index])
         if self._policy == "copy":
             for source, memory in zip(done.sources, self._sources, strict=True):
-                call.add_output_copy(_whole(source, memory))
+                call.add_output_copy(source.whole(memory))
         self.is_quick = self._policy == "copy" and not self._is_random
         for output in self._outputs:
             self.is_quick = self.is_quick and self._add_result(call, output, done.sources, arguments)
@@ -299,7 +121,7 @@ class CudaGraph:
             call.add_object(output)
         elif output.kind == "made" and sources[output.at].only is output:
             call.add_new_output(output.at)
-        elif output.kind == "input" and _is_itself(output, arguments[output.at]):
+        elif output.kind == "input" and output.is_all_of(arguments[output.at]):
             call.add_argument(output.at)
         elif output.kind == "constant":
             call.add_object(output.constant)
@@ -419,7 +241,7 @@ class CudaGraph:
 
     def _input(self, output: Output, tensor: torch.Tensor) -> torch.Tensor:
         """Returns the input itself, or the view of it that the function returned."""
-        if _is_itself(output, tensor):
+        if output.is_all_of(tensor):
             return tensor
         storage, offset = tensor.untyped_storage(), offset_of(tensor) + output.offset
         return laid(storage, output.dtype, output.shape, output.strides, offset)
@@ -454,39 +276,3 @@ class CudaGraph:
     @property
     def call_count(self) -> int:
         return 1
-
-
-def _can_be_copied(tensor: torch.Tensor) -> bool:
-    """Returns whether a copy node can copy the tensor: it is on a card, and not empty, and no elements overlap."""
-    if not tensor.is_cuda or tensor.numel() == 0:
-        return False
-    return all(size <= 1 or stride > 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-
-
-def _copied(source: Source) -> tuple[int, int]:
-    """Returns the address and size of the bytes to copy out: the whole source, or the bytes of its only result."""
-    only = source.only
-    if only is None:
-        return source.address, source.nbytes
-    count = 1
-    for size in only.shape:
-        count *= size
-    return source.address, count * only.dtype.itemsize
-
-
-def _whole(source: Source, memory: torch.Tensor) -> torch.Tensor:
-    """Returns the source's memory in the layout of its only result, or as bytes if there are several."""
-    only = source.only
-    if only is None:
-        return memory
-    return laid(memory.untyped_storage(), only.dtype, only.shape, only.strides, 0)
-
-
-def _is_itself(output: Output, tensor: torch.Tensor) -> bool:
-    same = (output.dtype, output.shape, output.strides) == (tensor.dtype, tuple(tensor.shape), tensor.stride())
-    return same and output.offset == 0
-
-
-def _are_plain(arguments: Sequence[Any]) -> bool:
-    """Returns whether bytes can be copied in all calls: a copy would lose torch's lazy conjugation and negation."""
-    return not any(isinstance(a, torch.Tensor) and (a.is_complex() or a.is_neg()) for a in arguments)

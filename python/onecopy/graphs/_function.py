@@ -4,110 +4,27 @@
 from __future__ import annotations
 
 import collections
-import functools
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
-import torch.fx
 
 from .. import _core
-from ..errors import InvalidArgument, OutOfMappings, OutOfMemory
-from ._arena import Arena, Arenas
-from ._cuda import CudaGraph, CudaRun
+from ..errors import OutOfMappings, OutOfMemory
+from ._arena import Arena
+from ._code import Code, Options
+from ._cuda import CudaGraph
+from ._cuda_run import CudaRun
+from ._eager import CAPTURED, MOVING, NESTED, NEW, Eager
 from ._host import HostGraph, HostRun
 from ._key import MAX_KEYED_ELEMENTS, Keys
-from ._layout import extent_of
-from ._numbers import PassingNumbers
-from ._record import NotReplayable
+from ._operators import NotReplayable, check_storages
 from ._thrash import ThrashDetector
 
 _log = logging.getLogger("onecopy.graphs")
-
-INPUTS = ("copy", "place")
-OUTPUTS = ("copy", "view", "private")
-Boxed = Callable[[list[Any]], list[Any]]
-"""A function that takes its arguments in one list, and may empty the list."""
-
-
-class Options:
-    """The options of ``backend()``. The constructor checks them, and raises InvalidArgument."""
-
-    def __init__(
-        self, arena: Arena | Arenas | None, inputs: str, outputs: str, limit: int, one_arena_a_graph: bool
-    ) -> None:
-        if inputs not in INPUTS:
-            raise InvalidArgument(f"inputs is {inputs!r}; it must be one of {', '.join(INPUTS)}")
-        if outputs not in OUTPUTS:
-            raise InvalidArgument(f"outputs is {outputs!r}; it must be one of {', '.join(OUTPUTS)}")
-        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-            raise InvalidArgument(f"limit is {limit!r}; it must be a number of graphs, at least 1")
-        self._arena = arena if arena is not None else Arenas()
-        self.inputs = inputs
-        self.outputs = outputs
-        self.limit = limit
-        self.one_arena_a_graph = one_arena_a_graph
-
-    def arena_of(self, device: torch.device) -> Arena:
-        """Returns the arena for the device.
-
-        Raises InvalidArgument if the given arena is on another device, Unsupported if graphs do not run there.
-        """
-        if isinstance(self._arena, Arenas):
-            return self._arena.of(device)
-        self._arena.bind(device)
-        return self._arena
-
-
-class Code:
-    """The code of a function, with the means to run it and to capture a graph of it.
-
-    ``start(arguments, in_place, arena, mutated)`` runs the code once eagerly, and returns a HostRun or CudaRun: its
-    ``results`` go to the caller, and its ``make(arguments, outputs)`` returns the graph. ``start`` raises
-    NotReplayable before anything has run if no graph can be made.
-    """
-
-    def __init__(
-        self, name: str, device: torch.device, run: Boxed, start: Callable[..., Any], numbers: PassingNumbers
-    ) -> None:
-        self.name = name
-        self.numbers = numbers
-        self.device = device
-        self.run = run
-        self.start = start
-
-
-def host_code(graph: torch.fx.GraphModule) -> Code:
-    """Returns the code of a graph on the CPU, which runs torch's operators one by one."""
-    run = lambda boxed: list(graph(*boxed))  # noqa: E731
-    start = functools.partial(HostRun, graph)
-    return Code(_name_of(graph), torch.device("cpu"), run, start, PassingNumbers(graph))
-
-
-def cuda_code(graph: torch.fx.GraphModule, device: torch.device, run: Boxed | None = None) -> Code:
-    """Returns the code of a graph on a card. ``run`` is its compiled code; None runs its operators one by one."""
-    if run is None:
-        graph.graph.set_codegen(torch.fx.graph._BoxedCodeGen())  # releases inputs after their last use
-        graph.recompile()
-        run = lambda boxed: list(graph(boxed))  # noqa: E731
-    return Code(_name_of(graph), device, run, functools.partial(CudaRun, run), PassingNumbers(graph))
-
-
-def _name_of(graph: torch.fx.GraphModule) -> str:
-    return getattr(graph, "_get_name", lambda: "graph")()
-
-
-class Eager:
-    """A shape that runs eagerly, with the reason."""
-
-    def __init__(self, reason: str, windows: int | None = None) -> None:
-        self.reason = reason
-        self.last_used = 0
-        self.windows = windows
-        """The number of windows when the arena had no room; a capture is tried again when it differs. None: never."""
 
 
 Graph = HostGraph | CudaGraph
@@ -172,7 +89,7 @@ class Function:
         if getattr(_this_thread, "is_in_call", False):
             arguments = list(boxed)
             boxed.clear()
-            return self._run_eagerly(_NESTED, arguments)
+            return self._run_eagerly(NESTED, arguments)
         if not self._code.numbers:
             return self._replay_or_run(boxed)
         numbers = self._code.numbers.results_of(boxed)
@@ -197,7 +114,7 @@ class Function:
 
     def _call(self, arguments: list[Any]) -> list[Any]:
         if self._on_card and torch.cuda.is_current_stream_capturing():
-            return self._run_eagerly(_CAPTURED, arguments)
+            return self._run_eagerly(CAPTURED, arguments)
         self.arena.require_resumed()
         key = self._keys.of(arguments)
         entry = self.entries.get(key)
@@ -205,7 +122,7 @@ class Function:
             entry = None  # the arena may have room now
         if entry is None:
             if len(self.entries) >= self._options.limit and self._would_be_wasted(key, arguments):
-                return self._run_eagerly(_NEW, arguments)
+                return self._run_eagerly(NEW, arguments)
             return self._first(key, arguments)
         self._use(entry)
         if isinstance(entry, Eager):
@@ -214,7 +131,7 @@ class Function:
         if not entry.is_in_place(arguments):
             other = self._at(key, arguments)
             if other is None and self._would_be_wasted(key, arguments):
-                return self._run_eagerly(_MOVING, arguments)
+                return self._run_eagerly(MOVING, arguments)
             entry = self._move(key, entry, other, arguments)
             if isinstance(entry, Eager):
                 return self._code.run(arguments)
@@ -250,7 +167,7 @@ class Function:
         in_place = self._in_place_of(arguments)
         arena = Arena(self._code.device) if self._options.one_arena_a_graph else self.arena
         try:
-            _check_storages(arguments, set(self._whole) - in_place)
+            check_storages(arguments, set(self._whole) - in_place)
             run = self._code.start(arguments, in_place, arena, self._mutated)
         except NotReplayable as reason:
             self._give_up(key, str(reason))
@@ -367,17 +284,6 @@ class Function:
         return had
 
 
-def _check_storages(arguments: Sequence[Any], copied: Collection[int]) -> None:
-    """Raises NotReplayable if a copy of an input would not contain the whole storage that the function reads."""
-    for index in copied:
-        tensor = arguments[index]
-        if isinstance(tensor, torch.Tensor) and extent_of(tensor) != tensor.untyped_storage().nbytes():
-            raise NotReplayable(
-                f"it reads by as_strided() the storage of input {index}, which is larger than the input; "
-                "pass a clone() of the input"
-            )
-
-
 def _last_use(entry: Graph | Eager) -> int:
     call = entry.call if isinstance(entry, CudaGraph) else None
     return max(int(entry.last_used), int(call.last_used) if call is not None else 0)
@@ -385,38 +291,5 @@ def _last_use(entry: Graph | Eager) -> int:
 
 _this_thread = threading.local()
 """``is_in_call``: whether this thread is inside a call of a Function."""
-
-_NEW = (
-    "nearly every call has new sizes, or new numbers in CPU tensors; "
-    "pad sizes, and pass changing numbers as tensors on the device"
-)
 _MAX_PLACES = 4
 """The max number of graphs of a shape, for inputs in place at as many addresses; caches that take turns need two."""
-_CAPTURED = "it was called during the capture of another graph"
-_NESTED = "it was called by an operator of another captured function"
-_GRADIENTS = "its results need gradients; call it under torch.no_grad() for graphs"
-_MOVING = "tensors that it uses in place are at new addresses at nearly every call; write into them with copy_()"
-
-
-class EagerFunction:
-    """A graph that always runs eagerly, for one reason. Each call is counted."""
-
-    def __init__(self, run: Boxed, arena: Arena, reason: str = _GRADIENTS) -> None:
-        self._boxed_call = True  # set on the object, since torch copies its attributes to wrappers
-        self._run = run
-        self.arena = arena
-        self.arenas = {arena}
-        self.name = "graph that runs eagerly"
-        self._reason = reason
-        self.entries: dict[Any, Any] = {}
-        self.captures = self.replays = self.moves = self.recaptures = self.evicted = 0
-        self.moved_to: collections.deque[str] = collections.deque(maxlen=8)
-        self.eager: collections.Counter[str] = collections.Counter()
-        arena.functions.add(self)
-        _log.warning("a graph runs eagerly: %s", reason)
-
-    def __call__(self, boxed: list[Any]) -> list[Any]:
-        arguments = list(boxed)
-        boxed.clear()
-        self.eager[self._reason] += 1
-        return self._run(arguments)

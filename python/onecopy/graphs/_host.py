@@ -13,9 +13,10 @@ import torch.fx
 from ._arena import Arena
 from ._check import Trial
 from ._layout import laid, offset_of
+from ._operators import NotReplayable
 from ._out_variants import out_variant
 from ._plan import Memory, lower_bound, place
-from ._record import Laid, NotReplayable, Recording, Step, record, view_of_input, with_marks_of
+from ._record import Laid, Recording, Step, record, view_of_input, with_marks_of
 
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from ._record import may_view, origins_of
+from ._operators import may_view, origins_of
 
 _aten = torch.ops.aten
 

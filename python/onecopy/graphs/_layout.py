@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,6 +63,11 @@ class Output:
             expected *= size
         return True
 
+    def is_all_of(self, tensor: torch.Tensor) -> bool:
+        """Returns whether the result has the layout of the tensor, and begins where the tensor does."""
+        same = (self.dtype, self.shape, self.strides) == (tensor.dtype, tuple(tensor.shape), tensor.stride())
+        return same and self.offset == 0
+
 
 @dataclasses.dataclass
 class Source:
@@ -75,6 +81,19 @@ class Source:
     def only(self) -> Output | None:
         """The only result in the source, if the source can be copied as this result; else None."""
         return self.users[0] if len(self.users) == 1 and self.users[0].is_whole else None
+
+    def copied(self) -> tuple[int, int]:
+        """Returns the address and size of the bytes to copy out: the whole source, or the bytes of its only result."""
+        if self.only is None:
+            return self.address, self.nbytes
+        return self.address, math.prod(self.only.shape) * self.only.dtype.itemsize
+
+    def whole(self, memory: torch.Tensor) -> torch.Tensor:
+        """Returns the source's memory in the layout of its only result, or as bytes if there are several."""
+        only = self.only
+        if only is None:
+            return memory
+        return laid(memory.untyped_storage(), only.dtype, only.shape, only.strides, 0)
 
 
 class Inputs:
@@ -128,3 +147,19 @@ def lay_out(results: Sequence[Any], inputs: Inputs, begin: int, end: int) -> tup
             sources[at].users.append(output)
             outputs.append(output)
     return outputs, order
+
+
+def _layout_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device
+
+
+class StaticInput:
+    """The address and layout of an input in place at the capture. A graph does not keep the tensor: the address of each
+    call's own tensor is compared before a replay (I3)."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.address = tensor.data_ptr()
+        self.layout = _layout_of(tensor)
+
+    def is_of(self, tensor: torch.Tensor) -> bool:
+        return tensor.data_ptr() == self.address and _layout_of(tensor) == self.layout

@@ -5,18 +5,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 import torch.fx
 
 from ._layout import extent_of, laid, offset_of
+from ._operators import NotReplayable, check, may_view
 from ._plan import Memory
-
-
-class NotReplayable(Exception):
-    """A graph cannot be replayed and must run eagerly; the message is the reason."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,11 +74,6 @@ class Recording:
     """The reason, found during the run, why the graph cannot be replayed; else empty."""
 
 
-_NUMBERS = {"int", "float", "bool", "number", "Scalar", "SymInt", "SymFloat", "SymBool"}
-_SIZES = {"aten::sym_size", "aten::sym_stride", "aten::sym_numel", "aten::sym_storage_offset"}
-_INDEXING = {"aten::index", "aten::_unsafe_index"}
-
-
 def record(
     graph: torch.fx.GraphModule, arguments: Sequence[Any], in_place: Collection[int]
 ) -> tuple[Recording, list[Any]]:
@@ -90,7 +82,7 @@ def record(
     Raises:
         NotReplayable: the graph cannot be replayed. Nothing has run.
     """
-    _check(graph)
+    check(graph)
     for index, argument in enumerate(arguments):
         if isinstance(argument, torch.Tensor) and not has_plain_memory(argument):
             raise NotReplayable(f"input {index} is sparse, quantized, or lazily conjugated or negated")
@@ -100,44 +92,6 @@ def record(
 def has_plain_memory(tensor: torch.Tensor) -> bool:
     """Returns whether the tensor is strided and the values in memory are its values, without lazy conjugation."""
     return tensor.layout == torch.strided and not tensor.is_conj() and not tensor.is_neg() and not tensor.is_quantized
-
-
-def _check(graph: torch.fx.GraphModule) -> None:
-    """Raises NotReplayable if the graph has a step whose replay would differ from eager execution."""
-    for node in graph.graph.nodes:
-        if node.op == "get_attr" and not isinstance(getattr(graph, str(node.target), None), torch.Tensor):
-            raise NotReplayable(f"{node.target} is a nested graph, which chooses at run time what runs")
-        if node.op in ("call_method", "call_module"):
-            raise NotReplayable(f"{node.target} is not an operator")
-        if node.op == "call_function":
-            _check_call(node)
-
-
-def _check_call(node: torch.fx.Node) -> None:
-    operator: Any = node.target
-    if not isinstance(operator, torch._ops.OpOverload):
-        module, name = getattr(operator, "__module__", ""), getattr(operator, "__name__", "")
-        takes_numbers = module == "torch" and name.startswith(("sym_", "_sym_"))
-        if not takes_numbers and module not in ("_operator", "operator", "math", "builtins"):
-            raise NotReplayable(f"{operator} is not an operator of torch")
-        return
-    tags, schema = operator.tags, operator._schema
-    depends = torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
-    if depends and not (schema.name in _INDEXING and _are_integers(node.args[1])):
-        raise NotReplayable(f"{operator} depends on what a tensor contains")
-    if schema.name not in _SIZES and any(str(r.type) in _NUMBERS for r in schema.returns):
-        raise NotReplayable(f"{operator} turns a tensor into a number")
-    if schema.is_mutable and not all(r.alias_info is not None and r.alias_info.is_write for r in schema.returns):
-        raise NotReplayable(f"{operator} writes into its arguments and returns other tensors")
-
-
-def _are_integers(indices: Any) -> bool:
-    """Returns whether none of the indices is a mask, so that the result's shape depends on shapes alone."""
-    for index in indices:
-        value = index.meta.get("val", index.meta.get("example_value")) if isinstance(index, torch.fx.Node) else None
-        if index is not None and (not isinstance(value, torch.Tensor) or value.dtype in (torch.bool, torch.uint8)):
-            return False
-    return True
 
 
 class _Recorder:
@@ -341,48 +295,3 @@ def _has_bytes(part: Any) -> bool:
 def _overlaps_itself(tensor: torch.Tensor) -> bool:
     """Returns whether elements overlap, as in an expanded tensor. Nothing can be copied into this layout."""
     return any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-
-
-def reads_storage(graph: torch.fx.GraphModule) -> set[int]:
-    """Returns the inputs whose storage the graph reads beyond their elements.
-
-    as_strided() and storage_offset() count from the beginning of the storage.
-    """
-    inputs = {node: index for index, node in enumerate(n for n in graph.graph.nodes if n.op == "placeholder")}
-    read: set[int] = set()
-    for node in graph.graph.nodes:
-        if node.op == "call_function" and _name_of(node.target) in _READS_STORAGE:
-            read |= {inputs[origin] for origin in origins_of(node.all_input_nodes) if origin in inputs}
-    return read
-
-
-def origins_of(nodes: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
-    """Returns the nodes, and all nodes that they may be views of."""
-    seen: set[torch.fx.Node] = set()
-    waiting = list(nodes)
-    while waiting:
-        node = waiting.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if node.op == "call_function" and may_view(node.target):
-            waiting += node.all_input_nodes
-    return seen
-
-
-def may_view(operator: Any) -> bool:
-    """Returns whether a result of the operator may lie in the memory of an argument."""
-    if not isinstance(operator, torch._ops.OpOverload):
-        return True  # getitem
-    return operator._schema.name in _UNDECLARED or any(a.alias_info is not None for a in operator._schema.arguments)
-
-
-def _name_of(operator: Any) -> str:
-    return operator._schema.name if isinstance(operator, torch._ops.OpOverload) else ""
-
-
-_UNDECLARED = {"aten::_unsafe_view", "aten::reshape", "aten::contiguous", "aten::to"}
-_READS_STORAGE = {
-    "aten::as_strided", "aten::as_strided_", "aten::as_strided_copy", "aten::as_strided_scatter",
-    "aten::sym_storage_offset",
-}  # fmt: skip

@@ -8,7 +8,7 @@ import dataclasses
 from typing import Any
 
 from ._arena import Arena
-from ._function import Eager
+from ._eager import Eager
 
 
 @dataclasses.dataclass(frozen=True)

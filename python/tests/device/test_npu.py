@@ -96,11 +96,11 @@ def test_the_guide_by_copies_from_card_to_card(vendor):
 @on_device
 def test_a_handles_arguments_name_the_other_card_by_its_number(vendor):
     """The guide's use of the arguments of reduce_tensor(): they have a number, and the handle has the kind."""
-    from onecopy.multiprocessing.reductions import _device_asked
+    from onecopy.multiprocessing._storages import device_asked
 
     handle = onecopy.share(onecopy.zeros(5, device="npu:0")).to_bytes()
-    assert _device_asked(handle, 1, named=0) == "npu:1"
-    assert _device_asked(handle, 0, named=0) is None, "where the memory is"
+    assert device_asked(handle, 1, named=0) == "npu:1"
+    assert device_asked(handle, 0, named=0) is None, "where the memory is"
 
 
 # --- DLPack, as torch_npu reads it ------------------------------------------------------------------

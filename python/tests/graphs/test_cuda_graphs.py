@@ -115,7 +115,7 @@ class Tables(torch.nn.Module):
 
 
 def test_what_a_function_keeps_of_its_first_call_is_never_overwritten():
-    from onecopy.graphs._cuda import CudaRun
+    from onecopy.graphs._cuda_run import CudaRun
 
     pool, tables = graphs.arena(DEVICE), Tables()
     x = rows(64)
@@ -174,8 +174,8 @@ def test_a_capture_that_fails_leaves_no_trace_and_the_call_its_result():
             raise ValueError("in the middle")
         return [y * 2]
 
-    from onecopy.graphs._cuda import CudaRun
-    from onecopy.graphs._record import NotReplayable
+    from onecopy.graphs._cuda_run import CudaRun
+    from onecopy.graphs._operators import NotReplayable
 
     for function, words in ((waits, "capture"), (breaks, "in the middle")):
         run = CudaRun(function, [x], set(), pool)

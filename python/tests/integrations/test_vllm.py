@@ -388,12 +388,12 @@ import vllm_interface
 ipc = vllm_interface.install_ipc_engine()
 import torch
 import onecopy.multiprocessing
-from onecopy.multiprocessing import reductions
+from onecopy.multiprocessing import _storages, _tensors
 
 def as_of_a_card(tensor):
     "reduce_tensor() of a tensor on a card, of one in the CPU's memory."
-    handle, begin = reductions._block_handle(tensor.untyped_storage(), tensor.dtype)
-    return None, reductions._device_arguments(tensor, handle, begin)
+    handle, begin = _storages.block_handle(tensor.untyped_storage(), tensor.dtype)
+    return None, _tensors._device_arguments(tensor, handle, begin)
 
 ipc.reduce_tensor = as_of_a_card
 worker = subprocess.Popen([sys.executable, "-c", sys.stdin.read(), sys.argv[1]], stdin=-1, stdout=-1, text=True)

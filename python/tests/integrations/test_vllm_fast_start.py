@@ -53,7 +53,7 @@ class Model(torch.nn.Module):
 DAEMON = (
     BOTH
     + """
-from onecopy.multiprocessing import reductions
+from onecopy.multiprocessing import _storages, _tensors
 
 
 class OnCard(torch.Tensor):
@@ -62,8 +62,8 @@ class OnCard(torch.Tensor):
 
 def as_of_a_card(tensor):
     tensor = tensor.as_subclass(torch.Tensor)
-    handle, begin = reductions._block_handle(tensor.untyped_storage(), tensor.dtype)
-    return None, reductions._device_arguments(tensor, handle, begin)
+    handle, begin = _storages.block_handle(tensor.untyped_storage(), tensor.dtype)
+    return None, _tensors._device_arguments(tensor, handle, begin)
 
 
 assert protocol.reduce_tensor(torch.ones(1))[0].__module__.startswith("onecopy."), "it is ours"

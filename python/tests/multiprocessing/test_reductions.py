@@ -21,7 +21,7 @@ from torch.multiprocessing import reductions as torch_reductions
 import onecopy
 import onecopy.multiprocessing as mp
 from devices import eventually
-from onecopy.multiprocessing import reductions
+from onecopy.multiprocessing import _storages, _tensors, reductions
 from onecopy.multiprocessing.reductions import reduce_storage, reduce_tensor
 from processes import refuse_to_rebuild, run, same_storage
 
@@ -386,7 +386,7 @@ def test_arguments_of_a_tensor_of_the_cpu_are_as_few_as_torchs():
 
 def arguments_of_a_device(tensor):
     """As torch's tensors of CUDA have them, of memory of the CPU: a handle says itself where it is."""
-    return reductions._device_arguments(tensor, *reductions._block_handle(tensor.untyped_storage(), tensor.dtype))
+    return _tensors._device_arguments(tensor, *_storages.block_handle(tensor.untyped_storage(), tensor.dtype))
 
 
 def test_what_is_written_into_the_arguments_counts():
@@ -437,10 +437,10 @@ def test_a_device_can_be_asked_for_by_its_uuid(monkeypatch):
     cards = ["1d6a5a4e-0000-0000-0000-000000000000", "5f6b2c1e-0000-0000-0000-000000000001"]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(cards))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: types.SimpleNamespace(uuid=cards[i]))
-    assert reductions._device_asked(None, cards[1], 0) == "cuda:1"
-    assert reductions._device_asked(None, f"GPU-{cards[0]}", 1) == "cuda:0"
+    assert _storages.device_asked(None, cards[1], 0) == "cuda:1"
+    assert _storages.device_asked(None, f"GPU-{cards[0]}", 1) == "cuda:0"
     with pytest.raises(onecopy.Unsupported, match="no CUDA device of this process has the UUID"):
-        reductions._device_asked(None, "5f6b", 0)
+        _storages.device_asked(None, "5f6b", 0)
 
 
 def test_a_library_that_registers_its_own_wrapper_still_sends_by_handle(monkeypatch):

@@ -776,7 +776,7 @@ def test_reduce_tensor_says_in_one_call_what_it_says_in_many():
     whole = torch.arange(24.0, device="cuda:0").view(4, 6)
     for tensor in (whole, whole[1:, 2:5], whole.t(), whole[2, 3], torch.nn.Parameter(whole[2:])):
         rebuild_by, quick = reduce_tensor(tensor)
-        slow_by, slow = mp.reductions._reduce_shared_tensor(tensor)
+        slow_by, slow = mp._tensors._reduce_shared_tensor(tensor)
         assert rebuild_by is slow_by
         assert (quick[:7], quick[8:]) == (slow[:7], slow[8:]), "all but the handle"
         assert borrower(rebuild, rebuild_by, quick) == ("cuda:0", tensor.tolist())

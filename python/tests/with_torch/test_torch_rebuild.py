@@ -19,12 +19,12 @@ from torch.multiprocessing import reductions as torch_reductions
 
 import onecopy
 import onecopy.multiprocessing as mp
-from onecopy.multiprocessing import reductions
+from onecopy.multiprocessing import _storages, _tensors, reductions
 
 
 def as_of_a_device(tensor: torch.Tensor) -> tuple:
-    handle, begin = reductions._block_handle(tensor.untyped_storage(), tensor.dtype)
-    return reductions._device_arguments(tensor, handle, begin)
+    handle, begin = _storages.block_handle(tensor.untyped_storage(), tensor.dtype)
+    return _tensors._device_arguments(tensor, handle, begin)
 
 
 def part_of_a_block() -> torch.Tensor:
