@@ -23,10 +23,10 @@ from pathlib import Path
 import pytest
 
 import nightly
-import rpc_group
-from programs_with_torch import Programs
-from spawn_with_torch import Spawner
-from store_host_fixtures import cable, connected, etcd, group, hosts, pair  # noqa: F401  # pytest finds fixtures here
+from support import rpc_group
+from support.programs_with_torch import Programs
+from support.spawn_with_torch import Spawner
+from support.store_host_fixtures import cable, connected, etcd, group, hosts, pair  # noqa: F401  # pytest finds fixtures here
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 
@@ -52,6 +52,13 @@ SLOW = frozenset(
         "vllm_kv_pool vllm_server vllm_sleep"
     ).split()
 )
+
+# A busy machine is not a failure.
+with contextlib.suppress(ImportError):
+    import hypothesis
+
+    hypothesis.settings.register_profile("untimed", deadline=None)
+    hypothesis.settings.load_profile("untimed")
 
 # Threads of torch's that wait for each other on few processors are most of the cost of programs that train.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -178,7 +185,7 @@ def llama(tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def device_processes():
     """Ends the processes that use devices for a module's tests."""
-    from devices import end_peers
+    from support.devices import end_peers
 
     yield
     end_peers()
@@ -187,7 +194,7 @@ def device_processes():
 @pytest.fixture(params=["cpu", "cuda:0"])
 def on(request):
     """A device for captured graphs: a graph_programs.Place."""
-    from graph_programs import Place, no_card
+    from support.graph_programs import Place, no_card
 
     if request.param != "cpu" and no_card():
         pytest.skip(no_card())

@@ -45,8 +45,8 @@ for pair in "${PAIRS[@]}"; do
   for side in "" --torch; do program "echo-$name$side" 60 "$PYTHON" tests/gpu/rpc_echo.py $side $pair; done
 done
 program cuda-rpc-tests 90 "$PYTHON" -m pytest -q -rfE -p no:cacheprovider python/tests/rpc/test_cuda_rpc.py
-program torch-autograd-tests 60 "$PYTHON" python/tests/torch_rpc_suite.py run '^cuda.*grad' --seconds 25 --jobs 3 --each 2 --verbose --logs "$LOGS/failed"
-program torch-cuda-tests "${CUDA_TESTS_SECONDS:-110}" "$PYTHON" python/tests/torch_rpc_suite.py run '^cuda\.' --seconds 25 --jobs 6 --each 6 --verbose --logs "$LOGS/failed"
+program torch-autograd-tests 60 "$PYTHON" python/tests/distributed/torch_rpc_suite.py run '^cuda.*grad' --seconds 25 --jobs 3 --each 2 --verbose --logs "$LOGS/failed"
+program torch-cuda-tests "${CUDA_TESTS_SECONDS:-110}" "$PYTHON" python/tests/distributed/torch_rpc_suite.py run '^cuda\.' --seconds 25 --jobs 6 --each 6 --verbose --logs "$LOGS/failed"
 
 tail -n 60 "$LOGS"/torch-*-tests.log
 [ -d "$LOGS/failed" ] && for log in "$LOGS"/failed/*.log; do

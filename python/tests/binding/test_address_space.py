@@ -18,7 +18,7 @@ wants_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reas
 def fail_mapping(tmp_path_factory):
     """The environment in which a program can call fail_mapping(n), see fail_mapping.c."""
     library = tmp_path_factory.mktemp("fail_mapping") / "fail_mapping.so"
-    source = Path(__file__).parents[1] / "fail_mapping.c"
+    source = Path(__file__).parent / "fail_mapping.c"
     subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", str(library), str(source)], check=True)
     return {"LD_PRELOAD": str(library)}
 

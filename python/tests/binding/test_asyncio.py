@@ -13,7 +13,7 @@ import uuid
 import pytest
 
 import onecopy
-from processes import beside, running
+from support.processes import beside, running
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import threading
 import time
 
 import onecopy
-from devices import eventually, settled
-from processes import in_threads
+from support.devices import eventually, settled
+from support.processes import in_threads
 
 READER = """
 import sys, onecopy

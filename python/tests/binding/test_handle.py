@@ -15,7 +15,7 @@ from multiprocessing.reduction import ForkingPickler
 import pytest
 
 import onecopy
-from processes import running
+from support.processes import running
 
 OPENER = """
     import sys, onecopy

@@ -10,7 +10,7 @@ import pytest
 
 import onecopy
 from onecopy import _core
-from processes import beside, errors_of_waits, interrupted
+from support.processes import beside, errors_of_waits, interrupted
 
 CLIENT = """
     import sys

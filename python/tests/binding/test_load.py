@@ -11,7 +11,7 @@ import time
 import pytest
 
 import onecopy
-from safetensors_files import write_safetensors
+from support.safetensors_files import write_safetensors
 
 
 @pytest.fixture

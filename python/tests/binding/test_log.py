@@ -9,7 +9,7 @@ import textwrap
 
 import pytest
 
-from processes import interpret
+from support.processes import interpret
 
 LINES = """
     import logging, sys

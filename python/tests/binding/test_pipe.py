@@ -10,7 +10,7 @@ import pytest
 
 import onecopy
 from onecopy import _core
-from processes import errors_of_waits, interrupted, running
+from support.processes import errors_of_waits, interrupted, running
 
 FORK = multiprocessing.get_context("fork")
 SPAWN = multiprocessing.get_context("spawn")

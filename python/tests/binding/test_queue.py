@@ -14,7 +14,7 @@ import pytest
 
 import onecopy
 from onecopy import _core
-from processes import errors_of_waits, interrupted, running
+from support.processes import errors_of_waits, interrupted, running
 
 SPAWN = multiprocessing.get_context("spawn")
 FORK = multiprocessing.get_context("fork")

@@ -10,7 +10,7 @@ import signal
 import pytest
 
 import onecopy
-from processes import running
+from support.processes import running
 
 SPAWN = multiprocessing.get_context("spawn")
 

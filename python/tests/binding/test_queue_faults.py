@@ -16,7 +16,7 @@ import pytest
 
 import onecopy
 import onecopy.multiprocessing as mp
-from processes import TESTS, beside, run, running
+from support.processes import TESTS, beside, run, running
 
 FORK = mp.get_context("fork")
 SIZES = [1, 100, 240, 4096, 1 << 20, 64 << 20]

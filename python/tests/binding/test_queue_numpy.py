@@ -7,7 +7,7 @@ import pytest
 
 import onecopy
 from onecopy import _core
-from processes import running
+from support.processes import running
 
 np = pytest.importorskip("numpy")
 

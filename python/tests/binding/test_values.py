@@ -13,7 +13,7 @@ from hypothesis import example, given, settings, strategies as st
 
 import onecopy
 from onecopy import _core
-from plain_values import VALID, VALUES, damaged, encode
+from support.plain_values import VALID, VALUES, damaged, encode
 
 
 def there_and_back(value):

@@ -6,7 +6,7 @@ import os
 import pytest
 
 import onecopy
-from devices import on_device
+from support.devices import on_device
 
 torch = pytest.importorskip("torch", reason="wants torch installed")
 pytest.importorskip("numpy", reason="wants numpy installed")
@@ -37,7 +37,7 @@ def outcomes_in(place: str) -> dict[str, dict[str, str]]:
 def test_the_page_lists_what_each_verb_does_with_each_kind_of_object(own_store):
     listed, made = verbs.PAGE.read_text().splitlines(), verbs.page(outcomes_in(own_store)).splitlines()
     differing = [pair for pair in zip(listed, made) if pair[0] != pair[1]]
-    assert listed == made, f"python python/tests/verbs.py writes it: {differing[:1]}"
+    assert listed == made, f"python python/tests/binding/verbs.py writes it: {differing[:1]}"
 
 
 def test_the_verbs_that_refuse_an_object_refuse_it_with_one_text():

@@ -32,7 +32,7 @@ def ranks(tmp_path):
     places.mkdir()
 
     def run(*arguments):
-        command = [sys.executable, str(Path(__file__).parents[1] / "checkpoint_programs.py"), *map(str, arguments)]
+        command = [sys.executable, str(Path(__file__).parent / "checkpoint_programs.py"), *map(str, arguments)]
         environment = dict(os.environ, TMPDIR=str(places))
         return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120 + 10 * KILLS)
 

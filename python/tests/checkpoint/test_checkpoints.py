@@ -7,7 +7,7 @@ import struct
 import pytest
 
 import onecopy
-from safetensors_files import write_safetensors
+from support.safetensors_files import write_safetensors
 
 A, B = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 MAP = {"a": A, "b": A, "c": B}

@@ -15,7 +15,7 @@ import pytest
 
 import onecopy
 import onecopy.multiprocessing
-from devices import (
+from support.devices import (
     CUDA,
     Driver,
     ForeignArray,
@@ -31,7 +31,7 @@ from devices import (
     open_and_set,
     settled,
 )  # fmt: skip
-from processes import TESTS
+from support.processes import TESTS
 
 pytestmark = pytest.mark.usefixtures("device_processes")
 
@@ -402,7 +402,7 @@ def test_a_get_in_a_captured_stream_leaves_the_item_where_it_is(run_python):
     program = """
         import ctypes, onecopy, torch
         from types import SimpleNamespace
-        from devices import Driver
+        from support.devices import Driver
 
         if hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):  # where a torch without CUDA knows no streams
             del torch.Tensor.__dlpack_c_exchange_api__
@@ -475,7 +475,7 @@ def test_what_the_host_waits_for_streams_is_counted(run_python):
     }
     program = """
         import subprocess, sys, threading, time, onecopy
-        from devices import Driver
+        from support.devices import Driver
 
         def tell():
             while onecopy.stats()["host_waits"] == 0:
@@ -502,7 +502,7 @@ def test_what_the_host_waits_for_streams_is_counted(run_python):
 
 LAST_REFERENCE = """
     import sys, threading, onecopy
-    from devices import Driver
+    from support.devices import Driver
 
     last, *others = onecopy.Pipe() if "pipe" in sys.argv[1] else [onecopy.Queue()]
     put = last.send if others else last.put
@@ -540,7 +540,7 @@ def test_objects_kept_for_borrowers_survive_the_end_of_the_interpreter(run_pytho
     environment = needs_simulator() | {"PYTHONPATH": os.pathsep.join([TESTS, *sys.path])}
     program = """
         import onecopy
-        from devices import Driver, ForeignArray
+        from support.devices import Driver, ForeignArray
         array = ForeignArray(Driver(), 4)
         handle = onecopy.share(array)
         print("shared")

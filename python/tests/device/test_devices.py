@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import onecopy
-from devices import (
+from support.devices import (
     CUDA,
     NPU,
     ForeignArray,

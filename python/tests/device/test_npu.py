@@ -17,7 +17,7 @@ import threading
 import pytest
 
 import onecopy
-from devices import NPU, AscendRuntime, DLTensor, ForeignArray, borrower, driver, needs_simulator, on_device
+from support.devices import NPU, AscendRuntime, DLTensor, ForeignArray, borrower, driver, needs_simulator, on_device
 
 
 @pytest.fixture(params=[NPU], ids=["npu"])

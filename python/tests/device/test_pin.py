@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import pytest
 
 import onecopy
-from devices import borrower, eventually, is_simulated, on_device
 from onecopy import _core
 from onecopy.__main__ import command_to_start
+from support.devices import borrower, eventually, is_simulated, on_device
 
 MIB = 1 << 20
 

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from devices import needs_simulator
-from processes import TESTS
+from support.devices import needs_simulator
+from support.processes import TESTS
 
 pytest.importorskip("torch", reason="wants torch installed")
 
@@ -17,7 +17,7 @@ pytest.importorskip("torch", reason="wants torch installed")
 PROGRAM = """
 import sys, threading, types
 import onecopy, torch
-from devices import Driver, eventually
+from support.devices import Driver, eventually
 
 streams = [Driver(ordinal).stream() for ordinal in range(2)]  # the card is this thread's from there on
 torch.Tensor.__dlpack_c_exchange_api__ = None  # which would say that it is the default stream

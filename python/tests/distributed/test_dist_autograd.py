@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 import onecopy.distributed.autograd as dist_autograd
 from onecopy.distributed import rpc
 from onecopy.distributed.autograd import _engine
-from rpc_group import PATIENCE, Group, shared_group, until
+from support.rpc_group import PATIENCE, Group, shared_group, until
 
 three = shared_group(3)
 

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from onecopy import _core
 from onecopy.distributed.autograd._edges import ReceivedTensors, SentTensors, torch_engine
-from processes import in_threads
+from support.processes import in_threads
 
 WORKER = 3
 

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import onecopy.distributed.autograd as dist_autograd
 from onecopy.distributed import rpc
-from rpc_group import Group, together
+from support.rpc_group import Group, together
 
 TRAINERS = 2
 kept = {}

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 import onecopy.distributed.autograd as dist_autograd
 from onecopy.distributed import rpc
 from onecopy.distributed.optim import DistributedOptimizer
-from rpc_group import shared_group
+from support.rpc_group import shared_group
 
 three = shared_group(3)
 

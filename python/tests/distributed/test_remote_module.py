@@ -14,7 +14,7 @@ from onecopy.distributed import rpc
 from onecopy.distributed.nn import RemoteModule
 from onecopy.distributed.nn.api.remote_module import _RemoteModule
 from onecopy.distributed.optim import DistributedOptimizer
-from rpc_group import shared_group
+from support.rpc_group import shared_group
 
 three = shared_group(3)
 

@@ -11,10 +11,10 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="wants torch installed")
 
-from graph_programs import SHAPES, Place, compiled, no_card, poison
 from onecopy import InvalidArgument, graphs
 from onecopy.graphs._pool import segments_of
-from processes import in_threads, interpret
+from support.graph_programs import SHAPES, Place, compiled, no_card, poison
+from support.processes import in_threads, interpret
 
 pytestmark = [
     pytest.mark.usefixtures("fresh_compiler"),

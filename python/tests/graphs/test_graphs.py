@@ -10,9 +10,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="wants torch installed")
 
-from graph_programs import SHAPES, Place, compiled, poison
 from onecopy import InvalidArgument, Unsupported, graphs
-from processes import in_threads
+from support.graph_programs import SHAPES, Place, compiled, poison
+from support.processes import in_threads
 
 CPU = Place("cpu")
 WIDTH, Layers, same = CPU.width, CPU.layers, CPU.same

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from devices import on_device
+from support.devices import on_device
 
 pytest.importorskip("torch", reason="wants torch installed")
 

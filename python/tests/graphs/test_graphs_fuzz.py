@@ -18,7 +18,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="wants torch installed")
 
 from onecopy import graphs
-from processes import in_threads
+from support.processes import in_threads
 
 PROGRAMS = int(os.environ.get("ONECOPY_GRAPH_PROGRAMS", "12"))
 SEED = int(os.environ.get("ONECOPY_GRAPH_SEED", "1"))

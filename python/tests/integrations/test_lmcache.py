@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from conftest import KILLS
-from processes import in_threads, kill_while_it_stores
+from support.processes import in_threads, kill_while_it_stores
 
 torch = pytest.importorskip("torch")
 
-HERE = Path(__file__).resolve().parents[1]
+HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 import lmcache_interface as lmcache
 from lmcache_interface import Key, MemoryFormat

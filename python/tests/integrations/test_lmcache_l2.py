@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from conftest import KILLS
-from processes import TESTS, interpret, kill_while_it_stores
+from support.processes import TESTS, interpret, kill_while_it_stores
 
 torch = pytest.importorskip("torch")
 
-sys.path.insert(0, HERE := str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, HERE := str(Path(__file__).resolve().parent))
 import lmcache_interface as lmcache
 import onecopy
 from lmcache_interface import Layout, Object, ObjectKey, Server

@@ -24,7 +24,7 @@ class Worker:
     """A process of refit_programs.py."""
 
     def __init__(self, *arguments):
-        program = [sys.executable, str(Path(__file__).parents[1] / "refit_programs.py"), *map(str, arguments)]
+        program = [sys.executable, str(Path(__file__).parent / "refit_programs.py"), *map(str, arguments)]
         self.process = subprocess.Popen(program, stdin=-1, stdout=-1, text=True)
 
     def ask(self, *line):

@@ -19,7 +19,7 @@ if not os.environ.get("ONECOPY_SGLANG_ENGINE") or not importlib.util.find_spec("
     pytest.skip("needs sglang: ./dev test sglang", allow_module_level=True)
 
 CPU = {"SGLANG_USE_CPU_ENGINE": "1", "SGLANG_CPU_OMP_THREADS_BIND": "0|0"}
-PROGRAM = str(Path(__file__).parents[1] / "sglang_engine.py")
+PROGRAM = str(Path(__file__).parent / "sglang_engine.py")
 TRAINER = (
     "import sys, onecopy, sglang_engine\nhandle = onecopy.share(sglang_engine.model(int(sys.argv[1])).state_dict())\n"
     "print(handle, flush=True)\nsys.stdin.read()"

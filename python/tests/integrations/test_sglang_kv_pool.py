@@ -16,14 +16,13 @@ import pytest
 import onecopy
 import sglang_hicache
 from engine_process import EngineProcess, guide_options, prefixes, prompts, reusable, tokens
-from processes import TESTS
 
 if not os.environ.get("ONECOPY_SGLANG_ENGINE") or not importlib.util.find_spec("sglang"):
     pytest.skip("needs sglang: ./dev test sglang", allow_module_level=True)
 
 import sglang_kv_engine
 
-PROGRAM = Path(TESTS) / "sglang_kv_engine.py"
+PROGRAM = Path(__file__).parent / "sglang_kv_engine.py"
 PAGE = 16
 SMALL = {"onecopy.max_gib": 0.5, "onecopy.extent_bytes": 1 << 20}  # for pages of 16 KiB
 CPU = {"SGLANG_USE_CPU_ENGINE": "1", "SGLANG_CPU_OMP_THREADS_BIND": "0|0"}

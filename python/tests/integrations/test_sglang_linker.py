@@ -21,7 +21,7 @@ import onecopy
 import sglang_hooks
 from abstract_methods import abstract_methods
 from conftest import KILLS
-from processes import kill_while_it_stores
+from support.processes import kill_while_it_stores
 
 PAGE, LAYERS, HEADS = 4, 2, 2
 KEYS = [hashlib.sha256(bytes([number])).hexdigest() for number in range(64)]

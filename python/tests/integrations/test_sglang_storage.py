@@ -16,7 +16,7 @@ import onecopy
 import sglang_hooks
 from abstract_methods import abstract_methods
 from conftest import KILLS
-from processes import kill_while_it_stores
+from support.processes import kill_while_it_stores
 
 PAGE, TOKEN_BYTES = 16, 256  # tokens of a page, and bytes of a token's keys, and as many of its values
 KEYS = [hashlib.sha256(bytes([number])).hexdigest() for number in range(24)]

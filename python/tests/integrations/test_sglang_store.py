@@ -22,7 +22,7 @@ if not os.environ.get("ONECOPY_SGLANG_ENGINE") or not importlib.util.find_spec("
     pytest.skip("needs sglang: ./dev test sglang", allow_module_level=True)
 
 CPU = {"SGLANG_USE_CPU_ENGINE": "1", "SGLANG_CPU_OMP_THREADS_BIND": "0|0"}
-TESTS = Path(__file__).parents[1]
+HERE = Path(__file__).parent
 TRAINERS = """
 import os, signal, sys, onecopy, sglang_engine, transformers
 for line in sys.stdin:
@@ -44,7 +44,7 @@ class Trainers:
 
     def __init__(self):
         program = [sys.executable, "-c", TRAINERS]
-        self._process = subprocess.Popen(program, stdin=-1, stdout=-1, text=True, bufsize=1, cwd=TESTS)
+        self._process = subprocess.Popen(program, stdin=-1, stdout=-1, text=True, bufsize=1, cwd=HERE)
 
     def start(self, *seeds):
         print(*seeds, file=self._process.stdin)
@@ -81,7 +81,7 @@ def start(store, tmp_path):
     started = []
 
     def start():
-        started.append(EngineProcess(tmp_path, TESTS / "sglang_engine.py", tmp_path / "model", 1, "llama", **CPU))
+        started.append(EngineProcess(tmp_path, HERE / "sglang_engine.py", tmp_path / "model", 1, "llama", **CPU))
         return started[-1]
 
     yield start

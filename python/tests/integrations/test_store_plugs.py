@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import onecopy
-from processes import in_threads, interpret
+from support.processes import in_threads, interpret
 
 pytestmark = pytest.mark.usefixtures("runtime_directory")
 

@@ -183,7 +183,7 @@ print(json.dumps(answers))
 
 @pytest.fixture(scope="module", params=["0.32", "0.33"])
 def said(request, tmp_path_factory):
-    about = {"tests": str(Path(__file__).parents[1]), "version": request.param}
+    about = {"tests": str(Path(__file__).parent), "version": request.param}
     environment = {**os.environ, "ONECOPY_STORE_DIR": str(tmp_path_factory.mktemp("place") / "store")}
     result = subprocess.run(
         [sys.executable, "-c", TRAINER.format(**about)], input=WORKER.format(**about),
@@ -244,7 +244,7 @@ def test_the_next_round_works_where_a_dead_trainer_has_left_one_open(said):
 
 
 IN_A_PROGRAM_OF_ITS_OWN = (
-    f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r}); import vllm_interface, types\n"
+    f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import vllm_interface, types\n"
 )
 
 
@@ -425,7 +425,7 @@ def test_vllms_own_ipc_engine_opens_weights_of_a_trainer_with_our_import():
     """In its worker, which imports nothing of ours; both have one memory. Its packed buffer wants a card."""
     if not vllm_interface.FILES:
         pytest.skip("wants vllm installed, or its files in ONECOPY_VLLM")
-    command = [sys.executable, "-c", IPC_TRAINER, str(Path(__file__).parents[1])]
+    command = [sys.executable, "-c", IPC_TRAINER, str(Path(__file__).parent)]
     result = subprocess.run(command, input=IPC_WORKER, capture_output=True, text=True, timeout=200)
     assert result.returncode == 0, result.stderr
     assert [json.loads(line) for line in result.stdout.splitlines()] == [

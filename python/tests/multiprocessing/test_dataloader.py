@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 import onecopy
 import onecopy.multiprocessing as mp
 from conftest import has_ended
-from devices import eventually
-from processes import beside
+from support.devices import eventually
+from support.processes import beside
 
 METHODS = ["fork", "spawn", "forkserver"]
 

@@ -19,7 +19,7 @@ pytest.importorskip("torch")
 PROGRAMS = int(os.environ.get("ONECOPY_LOADER_PROGRAMS", "6"))
 SEED = int(os.environ.get("ONECOPY_LOADER_SEED", "0"))
 PART = 50
-RUNNER = Path(__file__).parents[1] / "loader_programs.py"
+RUNNER = Path(__file__).parent / "loader_programs.py"
 
 
 def start(mode: str, first: int, count: int) -> subprocess.Popen:

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 import onecopy
 import onecopy.multiprocessing as mp
 from conftest import has_ended
-from devices import eventually
+from support.devices import eventually
 
 CONTEXTS = {"import": "fork", "context": mp.get_context("fork")}
 

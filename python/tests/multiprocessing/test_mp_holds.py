@@ -16,14 +16,14 @@ import torch
 import onecopy
 import onecopy.multiprocessing as mp
 from conftest import handles_in_transit
-from devices import eventually
+from support.devices import eventually
 
 
 @pytest.fixture(scope="module")
 def later(tmp_path_factory):
     """The environment in which a program can say ``later(seconds)``."""
     library = tmp_path_factory.mktemp("later") / "later.so"
-    source = Path(__file__).parents[1] / "later.c"
+    source = Path(__file__).parent / "later.c"
     subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", str(library), str(source), "-ldl"], check=True)
     return {"LD_PRELOAD": str(library)}
 

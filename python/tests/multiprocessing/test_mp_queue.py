@@ -19,7 +19,7 @@ import pytest
 import onecopy
 import onecopy.multiprocessing as mp
 from onecopy.multiprocessing import queue_ends, queues
-from processes import interrupted, run, running, running_all
+from support.processes import interrupted, run, running, running_all
 
 METHODS = ["fork", "spawn", "forkserver"]
 

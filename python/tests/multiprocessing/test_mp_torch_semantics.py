@@ -19,8 +19,8 @@ import torch
 import onecopy
 import onecopy.multiprocessing as mp
 from conftest import has_ended
-from devices import eventually
-from processes import refuse_to_rebuild, run, running, running_all, same_storage
+from support.devices import eventually
+from support.processes import refuse_to_rebuild, run, running, running_all, same_storage
 
 METHODS = ["fork", "spawn", "forkserver"]
 

@@ -20,10 +20,10 @@ from torch.multiprocessing import reductions as torch_reductions
 
 import onecopy
 import onecopy.multiprocessing as mp
-from devices import eventually
 from onecopy.multiprocessing import _storages, _tensors, reductions
 from onecopy.multiprocessing.reductions import reduce_storage, reduce_tensor
-from processes import refuse_to_rebuild, run, same_storage
+from support.devices import eventually
+from support.processes import refuse_to_rebuild, run, same_storage
 
 DTYPES = sorted(
     {

@@ -8,7 +8,7 @@ import pytest
 
 import onecopy.multiprocessing as mp
 from onecopy.multiprocessing import queues
-from processes import running
+from support.processes import running
 
 
 @pytest.fixture

@@ -17,10 +17,10 @@ import torch
 import onecopy
 import onecopy.multiprocessing as mp
 from conftest import handles_in_transit, has_ended
-from devices import eventually
 from onecopy.pickling.children import child_being_started
 from onecopy.pickling.holds import held
-from processes import running
+from support.devices import eventually
+from support.processes import running
 
 pytestmark = pytest.mark.fresh_interpreters
 

@@ -9,8 +9,8 @@ import pytest
 
 import onecopy
 import onecopy.multiprocessing as mp
-from devices import eventually
-from processes import running
+from support.devices import eventually
+from support.processes import running
 
 FORK = mp.get_context("fork")
 SPAWN = mp.get_context("spawn")

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import pytest
 
-from store_group import present, publish, shown, wait_for, weights
-from store_hosts import COMMAND, wait_until
+from support.store_group import present, publish, shown, wait_for, weights
+from support.store_hosts import COMMAND, wait_until
 
 yaml = pytest.importorskip("yaml")
 

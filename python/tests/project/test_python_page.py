@@ -18,5 +18,5 @@ def test_the_tables_for_python_are_those_of_the_docstrings():
     text = python_reference.PAGE.read_text()
     made = python_reference.page(text)
     differing = [pair for pair in zip(text.splitlines(), made.splitlines()) if pair[0] != pair[1]]
-    assert text == made, f"python python/tests/python_reference.py writes them: {differing[:1]}"
+    assert text == made, f"python python/tests/project/python_reference.py writes them: {differing[:1]}"
     assert text.count("| `") > 150

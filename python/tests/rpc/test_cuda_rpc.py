@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from onecopy.distributed import rpc
-from rpc_group import is_plain, shared_group
+from support.rpc_group import is_plain, shared_group
 
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # the processes of other tests are forked from here
 
@@ -154,7 +154,7 @@ def test_memory_of_calls_that_are_over_is_used_again(pair):
 
 
 def test_a_group_without_maps_leaves_a_tensor_on_its_card(tmp_path):
-    from rpc_group import NativeGroup
+    from support.rpc_group import NativeGroup
 
     with NativeGroup(tmp_path, 2, allow=["torch.add"]) as group:
         assert group[0](natively_added) == "cuda:0"

@@ -16,8 +16,8 @@ torch = pytest.importorskip("torch")
 
 from onecopy.distributed import rpc
 from onecopy.rpc.futures import CallFuture
-from processes import in_threads
-from rpc_group import (
+from support.processes import in_threads
+from support.rpc_group import (
     Group,
     Member,
     init,

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 import native_rpc_functions as theirs
 import onecopy
 from onecopy import rpc
-from rpc_group import NativeGroup, shared_group
+from support.rpc_group import NativeGroup, shared_group
 
 pair = shared_group(2, NativeGroup, allow=["native_rpc_functions.*"])
 

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from onecopy import _core
 from onecopy.distributed import rpc
 from onecopy.rpc import values
-from rpc_group import shared_group
+from support.rpc_group import shared_group
 
 two = shared_group(2)
 

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from onecopy.distributed import rpc
-from rpc_group import Member, init, shutdown, together, until
+from support.rpc_group import Member, init, shutdown, together, until
 
 MEMBERS = 6
 OF_THE_PROCESS = 6  # what the first share() of a process keeps: see docs/reference/limits.md

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 import native_rpc_functions as theirs
 from onecopy import rpc
-from rpc_group import PATIENCE, native_init, native_shutdown, until
+from support.rpc_group import PATIENCE, native_init, native_shutdown, until
 
 kept = []
 

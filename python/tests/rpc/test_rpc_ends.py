@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 import onecopy.rpc as native
 from onecopy.distributed import rpc
 from onecopy.rpc import registry, values
-from rpc_group import Group, shared_group, until
+from support.rpc_group import Group, shared_group, until
 
 three = shared_group(3)
 

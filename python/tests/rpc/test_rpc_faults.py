@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 
 import native_rpc_functions as theirs
 from onecopy import rpc
-from rpc_group import PATIENCE, said_in_a_fork, until
+from support.rpc_group import PATIENCE, said_in_a_fork, until
 
 KILLS = int(os.environ.get("ONECOPY_TEST_KILLS", "6"))
 SEED = int(os.environ.get("ONECOPY_RPC_SEED", time.time_ns() % 10**6))

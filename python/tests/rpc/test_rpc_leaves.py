@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 import onecopy.distributed.autograd as dist_autograd
 import onecopy.rpc as native
 from onecopy.distributed import rpc
-from rpc_group import shared_group
+from support.rpc_group import shared_group
 
 three = shared_group(3)
 

@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 
 import native_rpc_functions as theirs
 from onecopy import rpc
-from rpc_group import NativeGroup, shared_group, until
+from support.rpc_group import NativeGroup, shared_group, until
 
 # Within members, `other` is the name of the callee.
 

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 import onecopy.rpc as native
 from onecopy.distributed import rpc
 from onecopy.distributed.nn import RemoteModule
-from rpc_group import shared_group
+from support.rpc_group import shared_group
 
 PROGRAMS = int(os.environ.get("ONECOPY_RPC_PROGRAMS", "30"))
 MEMBERS = 3

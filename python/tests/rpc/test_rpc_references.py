@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 from onecopy.distributed import rpc
 from onecopy.rpc import references
-from rpc_group import Group, until
+from support.rpc_group import Group, until
 
 kept = {}
 

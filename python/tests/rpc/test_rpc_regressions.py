@@ -25,8 +25,8 @@ from onecopy.rpc.cells import Cell
 from onecopy.rpc.futures import CallFuture
 from onecopy.rpc.group import Agent
 from onecopy.rpc.references import OwnedValues
-from processes import beside
-from rpc_group import Group, init, results, shared_group, shutdown, together, until
+from support.processes import beside
+from support.rpc_group import Group, init, results, shared_group, shutdown, together, until
 
 pair = shared_group(2)
 

@@ -25,7 +25,7 @@ import onecopy
 from onecopy import _core
 from onecopy.distributed import rpc
 from onecopy.rpc import device_maps, functions, values as rpc_values
-from plain_values import VALID, damaged
+from support.plain_values import VALID, damaged
 
 
 @dataclasses.dataclass(frozen=True)

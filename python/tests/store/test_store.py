@@ -16,8 +16,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import onecopy
-from devices import eventually
-from processes import beside, interpret as run
+from support.devices import eventually
+from support.processes import beside, interpret as run
 
 
 def values(version, count=3):

@@ -19,11 +19,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from test_store import values
-
 import onecopy
-from devices import eventually
-from processes import beside, in_threads, interpret as run
+from support.devices import eventually
+from support.processes import beside, in_threads, interpret as run
+from test_store import values
 
 VERSION = 5  # of the store's protocol
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import onecopy
-from store_group import join, present, problems, publish, save, shown, version_at, wait_for, weights
-from store_hosts import wait_until
+from support.store_group import join, present, problems, publish, save, shown, version_at, wait_for, weights
+from support.store_hosts import wait_until
 
 
 def test_a_published_version_is_whole_on_every_host_when_publish_returns(group):

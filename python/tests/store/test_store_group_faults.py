@@ -16,8 +16,8 @@ import subprocess
 import pytest
 
 import onecopy
-from store_group import Etcd, join, present, problems, publish, save, shown, starve, wait_for
-from store_hosts import COMMAND, KEY, Cable, wait_until
+from support.store_group import Etcd, join, present, problems, publish, save, shown, starve, wait_for
+from support.store_hosts import COMMAND, KEY, Cable, wait_until
 
 
 @pytest.fixture

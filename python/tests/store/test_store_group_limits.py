@@ -11,8 +11,8 @@ import subprocess
 import pytest
 
 import onecopy
-from store_group import Etcd, join, present, publish, save, shown, starve, version_at, wait_for
-from store_hosts import COMMAND, wait_until
+from support.store_group import Etcd, join, present, publish, save, shown, starve, version_at, wait_for
+from support.store_hosts import COMMAND, wait_until
 
 
 @pytest.fixture

@@ -17,10 +17,10 @@ from random import Random
 
 import pytest
 
-import networks
 import onecopy
-from store_group import API, Etcd, join, save
-from store_hosts import wait_until
+from support import networks
+from support.store_group import API, Etcd, join, save
+from support.store_hosts import wait_until
 
 # ONECOPY_GROUP_SEED repeats the choices of a run.
 STEPS = int(os.environ.get("ONECOPY_GROUP_STEPS", "20"))

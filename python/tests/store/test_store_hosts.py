@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import onecopy
-from store_hosts import CHUNK, number_in, wait_until, weights
+from support.store_hosts import CHUNK, number_in, wait_until, weights
 
 torch = pytest.importorskip("torch")
 

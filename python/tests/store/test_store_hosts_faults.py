@@ -13,7 +13,7 @@ import time
 import pytest
 
 import onecopy
-from store_hosts import CHUNK, number_in, wait_until, weights
+from support.store_hosts import CHUNK, number_in, wait_until, weights
 
 pytest.importorskip("torch")
 

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 import onecopy
-from store_hosts import CHUNK, number_in, wait_until, weights
+from support.store_hosts import CHUNK, number_in, wait_until, weights
 
 pytest.importorskip("torch")
 

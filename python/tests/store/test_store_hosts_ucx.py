@@ -10,7 +10,7 @@ import signal
 
 import pytest
 
-from store_hosts import CHUNK, number_in, wait_until, weights
+from support.store_hosts import CHUNK, number_in, wait_until, weights
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("libucx") is None, reason="wants libucx-cu13")

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import onecopy
-from devices import eventually
-from processes import interpret, kill_all
+from support.devices import eventually
+from support.processes import interpret, kill_all
 
 PAGE = 4096
 SIZES = {"block_bytes": PAGE, "budget": 8 * PAGE}

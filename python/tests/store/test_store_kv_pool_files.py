@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import onecopy
-from processes import interpret, kill_all
+from support.processes import interpret, kill_all
 
 PAGE = 4096
 SIZES = {"block_bytes": PAGE, "budget": 8 * PAGE, "outlives_keeper": True}

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 import onecopy
-from devices import eventually
-from processes import interpret, kill_all
+from support.devices import eventually
+from support.processes import interpret, kill_all
 
 CONNECT = "import onecopy; print(sorted(onecopy.store.connect(framework='onecopy').keeper().values()))"
 IN_A_PID_NAMESPACE = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]

@@ -16,11 +16,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from test_store import values
-
 import onecopy
-from devices import eventually
-from processes import interpret as run
+from support.devices import eventually
+from support.processes import interpret as run
+from test_store import values
 
 
 def kill_one(store, half="worker"):

@@ -15,8 +15,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import onecopy
-from devices import eventually
 from onecopy import multiprocessing as mp
+from support.devices import eventually
 
 SIZE = 4 << 20  # elements of "w", 16 MiB
 

@@ -13,8 +13,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import onecopy
-from devices import eventually
-from processes import interpret as run
+from support.devices import eventually
+from support.processes import interpret as run
 
 ONE = {"x": torch.ones(3)}
 

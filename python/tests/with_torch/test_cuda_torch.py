@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from devices import borrower, driver, eventually, is_simulated, on_device, settled
+from support.devices import borrower, driver, eventually, is_simulated, on_device, settled
 
 torch = pytest.importorskip("torch")
 

@@ -10,12 +10,12 @@ import weakref
 
 import pytest
 
-from devices import eventually, needs_simulator
+from support.devices import eventually, needs_simulator
 
 torch = pytest.importorskip("torch", reason="wants torch installed")
 
 from onecopy import _core, errors
-from processes import TESTS, in_threads
+from support.processes import TESTS, in_threads
 
 PLAIN = [
     torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64,
@@ -668,7 +668,7 @@ assert seen.stdout.splitlines() == [values, values], (seen.stdout, seen.stderr)
 LOOKED_AT = """
     import ctypes, gc, sys
     import onecopy, torch
-    from devices import CUDA, open_driver
+    from support.devices import CUDA, open_driver
     from onecopy import _core
 
     look = torch.UntypedStorage._new_with_weak_ptr

@@ -26,7 +26,7 @@ class Side:
     """A process that answers calls of the functions of torch_side.py."""
 
     def __init__(self, python: str) -> None:
-        program = str(Path(__file__).parents[1] / "torch_side.py")
+        program = str(Path(__file__).parent / "torch_side.py")
         self._process = subprocess.Popen([python, program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def __getattr__(self, name: str):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tables of docs/reference/python.md, made from signatures and docstrings of the package.
 
-``python python/tests/python_reference.py`` writes them again. A table follows a comment that names a module and its
+``python python/tests/project/python_reference.py`` writes them again. A table follows a comment that names a module and its
 names: ``<!-- onecopy.store: connect, Store -->``. A class has a row for each of its public methods and properties.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/reference/python.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs/reference/python.md"
 TABLE = re.compile(r"<!-- (onecopy[\w.]*): ([\w, ]+) -->\n\n(?:\|.*\n)*")
 HEAD = "| call | does | raises |\n|---|---|---|\n"
 

@@ -19,7 +19,8 @@ import unittest
 from pathlib import Path
 from types import ModuleType
 
-from processes import refuse_to_rebuild
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from support.processes import refuse_to_rebuild
 
 VARIABLE = "ONECOPY_PYTORCH_SUITE"
 NAME = "test_multiprocessing"  # what the tests' functions are pickled under; children import it by us

@@ -18,7 +18,9 @@ import threading
 import types
 from multiprocessing import util
 
-import spawn_with_torch
+if __name__ == "__main__":  # whose folder is that of this file
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+from support import spawn_with_torch
 
 
 class Programs:

@@ -25,7 +25,7 @@ import pytest
 
 import onecopy
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 class Vendor(NamedTuple):

@@ -13,7 +13,7 @@ import traceback
 from pathlib import Path
 
 #: The guide whose configurations the tests run.
-GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "kv-pool-engines.md"
+GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "kv-pool-engines.md"
 
 
 class EngineProcess:

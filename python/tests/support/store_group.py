@@ -15,7 +15,7 @@ import time
 import pytest
 
 import onecopy
-from store_hosts import wait_until
+from support.store_hosts import wait_until
 
 ELEMENTS = 5_000_000  # two chunks
 API = {"ETCDCTL_API": "3", "PATH": os.environ["PATH"]}

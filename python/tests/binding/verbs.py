@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The verbs, the kinds of objects, and docs/reference/what-goes-in.md, which lists what each verb does with each kind.
 
-``python python/tests/verbs.py`` writes the page again.
+``python python/tests/binding/verbs.py`` writes the page again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import onecopy
 from onecopy import _core
 from onecopy.rpc import values
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/reference/what-goes-in.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs/reference/what-goes-in.md"
 
 
 class Kind(NamedTuple):
@@ -209,7 +209,7 @@ everywhere, queues take nearly everything, and the store takes tensors, arrays a
 - Elements are bool, int8 to int64, uint8 to uint64, float16, bfloat16, float32, float64, complex64, complex128, and the 8-bit floats of torch.
 - `to_device()` returns numbers, texts, bytes and None as they are. To share one, put it into a dict or list.
 
-<!-- python python/tests/verbs.py writes this page -->
+<!-- python python/tests/binding/verbs.py writes this page -->
 """
 
 REFUSED = """
@@ -257,7 +257,8 @@ def write() -> None:
 if __name__ == "__main__":
     import tempfile
 
-    from devices import CUDA, _build_simulator, _built_simulator
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from support.devices import CUDA, _build_simulator, _built_simulator
 
     if CUDA.driver not in os.environ:
         driver = _built_simulator(CUDA) or _build_simulator(CUDA)

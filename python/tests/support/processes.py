@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-TESTS = str(Path(__file__).resolve().parent)  # the folder of the modules that tests import
+TESTS = str(Path(__file__).resolve().parents[1])  # the folder of the modules that tests import
 
 
 def interpret(program: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:

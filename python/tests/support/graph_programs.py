@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import torch
 
-from devices import driver, is_simulated
 from onecopy import graphs
+from support.devices import driver, is_simulated
 
 SHAPES = (3, 200, 17, 500, 128)
 PART = 2 << 20  # of a page

@@ -7,9 +7,9 @@ import contextlib
 
 import pytest
 
-import networks
-from store_group import Etcd, join, present
-from store_hosts import Cable, Host, wait_until
+from support import networks
+from support.store_group import Etcd, join, present
+from support.store_hosts import Cable, Host, wait_until
 
 
 @pytest.fixture
