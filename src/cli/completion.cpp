@@ -17,7 +17,7 @@
 namespace onecopy::cli {
 namespace {
 
-/// What may follow on a command line: a word of this command, or the value of an option of it.
+/// A place on a command line, where a word of this command follows, or the value of an option.
 struct Cursor {
   const CLI::App* command;
   const CLI::Option* option = nullptr;

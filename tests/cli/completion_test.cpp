@@ -88,7 +88,7 @@ TEST(Completion, OffersTheCommandsAndOptionsThatTheHelpNames) {
     if (!contains(help, "Subcommands:")) continue;
     EXPECT_EQ(offered(with("")), named_after(help));
     for (const std::string& name : named_after(help))
-      if (name != "help") left.push_back(with(name));  // whose words are those of the command it explains
+      if (name != "help") left.push_back(with(name));  // help COMMAND has the options of COMMAND
     commands += named_after(help).size();
   }
   EXPECT_GT(commands, 20U);

@@ -18,8 +18,8 @@ namespace onecopy::python {
 /// only.
 bool is_tensor(PyObject* object);
 
-/// What a verb needs the memory of a tensor for: for this process, see TorchTensor::here(); for others, which open it; or
-/// for a message, which also carries a numpy.ndarray as a tensor, with kNumpyFlag.
+/// The user of a tensor's memory: this process, see TorchTensor::here(); other processes, which open the memory; or a
+/// message, which also carries a numpy.ndarray as a tensor, with kNumpyFlag.
 enum class For : std::uint8_t { this_process, others, message };
 
 /// An object, looked at once. Valid as a TorchTensor is.
