@@ -8,8 +8,8 @@
 #include <memory>
 #include <thread>
 
-#include "codec_vectors.h"
 #include "onecopy/core/error.h"
+#include "support/codec_vectors.h"
 
 namespace onecopy {
 namespace {

@@ -5,9 +5,9 @@
 #include <functional>
 #include <set>
 
-#include "codec_vectors.h"
 #include "onecopy/core/error.h"
 #include "onecopy/share/handle_fields.h"
+#include "support/codec_vectors.h"
 
 namespace onecopy {
 namespace {

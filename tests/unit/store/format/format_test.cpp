@@ -5,6 +5,7 @@
 #include "store/format/message.h"
 #include "store/format/record.h"
 #include "store/format/table.h"
+#include "support/codec_vectors.h"
 
 namespace onecopy::store {
 namespace {
@@ -42,6 +43,21 @@ TEST(StoreTable, IsReadAsItWasWritten) {
   EXPECT_EQ(read.attributes, table.attributes);
   EXPECT_EQ(read.checksums, table.checksums);
   EXPECT_EQ(read.parts, table.parts);
+}
+
+TEST(StoreTable, IsWrittenAsItsPageSays) {
+  Table table;
+  table.rows = {{"a", Layout(DType::f32, {2, 3}), 0},
+                {"tied", Layout(DType::f32, {2, 3}), 0},
+                {"b", Layout(DType::i64), 512}};
+  table.size = 1024;
+  table.key = {{"rank", "0"}};
+  table.bytes = {{"config", "{}"}};
+  table.device_type = 1;
+  table.parts = {{1024, 1, 1, {}}};
+  const auto vectors = test::read_vectors("docs/design/formats/store-table-v2.md");
+  ASSERT_EQ(vectors.size(), 1u);
+  EXPECT_EQ(test::to_hex(encode(table)), vectors.front().text("hex"));
 }
 
 TEST(StoreTable, PlacesTensorsAtMultiplesOf512Bytes) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "codec_vectors.h"
+#include "support/codec_vectors.h"
 
 #include <fmt/format.h>
 
