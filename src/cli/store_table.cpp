@@ -51,6 +51,7 @@ nlohmann::json json_of(const store::ObjectInfo& object) {
                         {"bytes", v.bytes},
                         {"device", v.device},
                         {"readers", v.readers},
+                        {"unkept", v.unkept},
                         {"publisher", v.publisher},
                         {"awaited", v.is_awaited},
                         {"made_at", static_cast<double>(v.made_at) * 1e-9}});
@@ -66,6 +67,13 @@ std::string log_of(const StoreState& state) {
   const std::string log = store::Place(state.home).log();
   return std::filesystem::equivalent(fmt::format("/proc/{}/fd/2", state.keeper->worker), log, error) ? log
                                                                                                      : "";
+}
+
+/// Returns the number of readers, and of those that cannot give the version back: "3, 1 unkept".
+std::string readers_of(const store::VersionInfo& version) {
+  if (version.is_awaited) return "awaited";
+  return version.unkept == 0 ? std::to_string(version.readers)
+                             : fmt::format("{}, {} unkept", version.readers, version.unkept);
 }
 
 /// Returns how long ago a version was published: "12 min".
@@ -215,8 +223,7 @@ std::string store_table(const std::vector<store::ObjectInfo>& objects, std::size
       table.add({escaped(object.name),
                  object.is_kv_pool ? "kv_pool"
                                    : fmt::format("{}{}", v.number, v.number == object.current ? "*" : " "),
-                 format_bytes(v.bytes), v.device, v.is_awaited ? "awaited" : std::to_string(v.readers),
-                 age_of(v)});
+                 format_bytes(v.bytes), v.device, readers_of(v), age_of(v)});
   return table.str(width);
 }
 

@@ -13,6 +13,7 @@ namespace onecopy {
 namespace {
 
 constexpr off_t kBytes = off_t{1} << 62;  ///< of a file, as the locks see it
+constexpr off_t kMarked = kBytes / 2;     ///< locks from here on have the mark
 
 struct flock bytes_of(short type, off_t start, off_t length) {
   struct flock lock {};
@@ -43,7 +44,11 @@ unsigned count_between(const Fd& file, off_t start, off_t end) noexcept {
 
 }  // namespace
 
-void lock_for_reading(const Fd& file) { lock_for_reading(file, random_value<std::uint64_t>() % kBytes); }
+void lock_for_reading(const Fd& file) { lock_for_reading(file, random_value<std::uint64_t>() % kMarked); }
+
+void lock_for_reading_with_mark(const Fd& file) {
+  lock_for_reading(file, kMarked + random_value<std::uint64_t>() % kMarked);
+}
 
 void lock_for_reading(const Fd& file, std::uint64_t byte) {
   struct flock lock = bytes_of(F_RDLCK, static_cast<off_t>(byte), 1);
@@ -62,5 +67,7 @@ bool may_be_read(const Fd& file) noexcept {
 }
 
 unsigned count_read_locks(const Fd& file) noexcept { return count_between(file, 0, kBytes); }
+
+unsigned count_marked_read_locks(const Fd& file) noexcept { return count_between(file, kMarked, kBytes); }
 
 }  // namespace onecopy

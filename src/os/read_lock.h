@@ -15,6 +15,9 @@ namespace onecopy {
 /// process, and a lock whose descriptors are closed shows that a process still maps the file. Throws system.
 void lock_for_reading(const Fd& file);
 
+/// Locks a file as lock_for_reading(file) does, with a mark that count_marked_read_locks() sees.
+void lock_for_reading_with_mark(const Fd& file);
+
 /// Locks one byte of a file for reading, which may lie behind the end of the file, as lock_for_reading(file) does.
 void lock_for_reading(const Fd& file, std::uint64_t byte);
 
@@ -28,5 +31,7 @@ bool may_be_read(const Fd& file) noexcept;
 /// locked all the time are counted, whatever the others do meanwhile. Costs about two system calls per lock. Returns 1
 /// for what cannot be decided.
 unsigned count_read_locks(const Fd& file) noexcept;
+/// Returns how many of these locks have the mark.
+unsigned count_marked_read_locks(const Fd& file) noexcept;
 
 }  // namespace onecopy

@@ -211,9 +211,9 @@ Tensor stored_tensor(void* at, const Layout& layout);
 /// A version as listings show it.
 struct VersionInfo {
   std::uint64_t number = 0, bytes = 0;
-  std::int64_t made_at = 0;  ///< nanoseconds since 1970
-  int publisher = 0;         ///< pid
-  unsigned readers = 0;      ///< how often processes have the version open
+  std::int64_t made_at = 0;          ///< nanoseconds since 1970
+  int publisher = 0;                 ///< pid
+  unsigned readers = 0, unkept = 0;  ///< how often the version is open; without descriptors
   std::string device;
   bool is_awaited = false;  ///< the keeper was killed, and no process has given the version back
 };

@@ -130,6 +130,7 @@ nb::list list(store::Store& store) {
       version["bytes"] = v.bytes;
       version["device"] = v.device;
       version["readers"] = v.readers;
+      version["unkept"] = v.unkept;
       version["publisher"] = v.publisher;
       version["awaited"] = v.is_awaited;
       version["made_at"] = static_cast<double>(v.made_at) * 1e-9;

@@ -24,7 +24,7 @@ from support.devices import eventually
 from support.processes import beside, in_threads, interpret as run
 from test_store import values
 
-VERSION = 5  # of the store's protocol
+VERSION = 6  # of the store's protocol
 
 
 def held_bytes(store):

@@ -349,11 +349,13 @@ def test_a_process_opens_many_versions_with_few_descriptors(store):
     for number in range(300):
         store.publish(f"adapter {number}", {"x": torch.full((4,), float(number))})
     program = """
-import resource, onecopy
+import resource, subprocess, sys, onecopy
 resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
 store = onecopy.store.connect()
 opened = [store.open(f"adapter {number}") for number in range(300)]
 print(all(float(version["x"][0]) == number for number, version in enumerate(opened)))
+print(sum(entry["versions"][0]["unkept"] for entry in store.list()))
+print(subprocess.run([sys.executable, "-m", "onecopy", "store", "ls"], capture_output=True, text=True).stdout.count("1, 1 unkept"))
 """
     done = run(program)
-    assert done.stdout == "True\n", done.stderr
+    assert done.stdout == "True\n284\n284\n", done.stderr  # 16 versions need a quarter of the descriptors

@@ -172,14 +172,15 @@ std::optional<Reading> Client::open(const std::string& name, std::uint64_t numbe
                                     Deadline deadline) {
   ReleasableLock lock(mutex_);
   const Token token = known ? known->version().token : Token{};
-  Packet packet = exchange_locked([&] { return pack(Open{name, number, token}); }, {}, deadline);
+  const bool keeps = HeldVersion::may_keep_more();
+  Packet packet = exchange_locked([&] { return pack(Open{name, number, token, keeps}); }, {}, deadline);
   auto opened = unpack<Opened>(packet.bytes);
   if (packet.fds.empty()) {
     if (known) return std::nullopt;
     throw Error(ErrorCode::protocol, "the store's keeper sent a version without its descriptors");
   }
   auto held = std::make_shared<HeldVersion>(std::move(opened.version), link_->welcome().keeper,
-                                            std::move(packet.fds));
+                                            std::move(packet.fds), keeps);
   point("store.client.opened");
   remember(held_, held);
   Reading reading(shared_from_this(), std::move(held));

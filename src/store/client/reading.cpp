@@ -16,6 +16,8 @@ namespace {
 /// The number of descriptors that readings of this process keep.
 std::atomic<std::size_t> kept_descriptors{0};
 
+constexpr std::size_t kUsually = 2;  ///< descriptors of a version: its table and its memory
+
 std::size_t max_kept() noexcept {
   rlimit limit{};
   return ::getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur / 4 : 0;
@@ -31,16 +33,17 @@ void tell_of_unkept() {
 
 }  // namespace
 
-HeldVersion::HeldVersion(VersionRecord read, Token keeper_of_it, std::vector<Fd> received)
+HeldVersion::HeldVersion(VersionRecord read, Token keeper_of_it, std::vector<Fd> received, bool keeps)
     : version(std::move(read)),
       keeper(keeper_of_it),
       table(map_table(received.front())),
       files(std::move(received)) {
-  const bool needs_files = version.kind != VersionKind::copied;
-  if (kept_descriptors + files.size() <= max_kept() || needs_files) kept = files.size();
+  if (keeps || version.needs_files()) kept = files.size();
   else tell_of_unkept();
   kept_descriptors += kept;
 }
+
+bool HeldVersion::may_keep_more() noexcept { return kept_descriptors + kUsually <= max_kept(); }
 
 HeldVersion::~HeldVersion() { kept_descriptors -= kept; }
 

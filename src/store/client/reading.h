@@ -16,10 +16,13 @@ class Client;
 /// A version that this process reads. Thread safety: `files` and `keeper` belong to the Client's lock.
 struct HeldVersion {
   /// Takes over the descriptors that the keeper sent: the table, then the chunks. Throws bad_handle if the first one is
-  /// not a table.
-  HeldVersion(VersionRecord read, Token keeper_of_it, std::vector<Fd> received);
+  /// not a table. `keeps`: what may_keep_more() said.
+  HeldVersion(VersionRecord read, Token keeper_of_it, std::vector<Fd> received, bool keeps);
   ~HeldVersion();
   HeldVersion& operator=(HeldVersion&&) = delete;
+
+  /// Returns whether the next version's descriptors may be kept.
+  static bool may_keep_more() noexcept;
 
   const VersionRecord version;
   Token keeper;  ///< the keeper that knows of the version

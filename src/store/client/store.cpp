@@ -231,7 +231,7 @@ std::vector<ObjectInfo> Store::list() {
       objects.back().is_kv_pool = listed.is_kv_pool;
       for (const ListedVersion& v : listed.versions)
         objects.back().versions.push_back(
-            {v.number, v.bytes, v.made_at, v.publisher, v.readers, v.device, !v.is_here});
+            {v.number, v.bytes, v.made_at, v.publisher, v.readers, v.unkept, v.device, !v.is_here});
     }
     from = {objects.back().name, listing.objects.back().versions.back().number};
   }

@@ -20,7 +20,7 @@
 namespace onecopy::store {
 
 inline constexpr peer::Protocol kProtocol{
-    5,
+    6,
     "the store's protocol",
     "a message of the store",
     "use the same version of onecopy everywhere. `onecopy store stop` of the version that started the "
@@ -137,11 +137,12 @@ struct Open {
   std::string name;
   std::uint64_t number = 0;  ///< 0 for the current version
   Token known{};             ///< the token of a version that the client reads already; zeros for none
-  void fields(auto& f) { f(name, number, known); }
+  bool keeps = true;         ///< the client keeps the descriptors, as always if the version needs_files()
+  void fields(auto& f) { f(name, number, known, keeps); }
 };
 /// The answer to `open`. Descriptors: the table, then the chunks; none if the version is the one that the client knows.
-/// The table's open file is locked for reading: the keeper takes the version for read as long as this open file is open
-/// or mapped anywhere.
+/// The table's open file is locked for reading, with a mark if the client keeps no descriptors: the keeper takes the
+/// version for read as long as this open file is open or mapped anywhere.
 using Opened = AboutVersion<Type::opened>;
 /// The client reads less than before, so the keeper looks for versions that nobody reads. There is no answer.
 using Look = EmptyMessage<Type::look>;
@@ -164,10 +165,10 @@ struct ListedVersion {
   std::uint64_t number = 0, bytes = 0;
   std::int64_t made_at = 0;
   std::int32_t publisher = 0;
-  std::uint32_t readers = 0;
+  std::uint32_t readers = 0, unkept = 0;
   std::string device;
   bool is_here = true;  ///< false: the keeper waits for a process that has the memory
-  void fields(auto& f) { f(number, bytes, made_at, publisher, readers, device, is_here); }
+  void fields(auto& f) { f(number, bytes, made_at, publisher, readers, unkept, device, is_here); }
 };
 struct ListedObject {
   std::string name;

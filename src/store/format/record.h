@@ -41,6 +41,9 @@ struct VersionRecord {
   std::uint32_t keep = 0;      ///< the number of versions of the object that stay, this one included
   VersionKind kind = VersionKind::copied;
 
+  /// Returns whether its readers need the descriptors to go on.
+  bool needs_files() const noexcept { return kind != VersionKind::copied; }
+
   void fields(auto& f) { f(id, number, name, token, bytes, device, made_at, publisher, keep, kind); }
   bool operator==(const VersionRecord&) const = default;
 };

@@ -52,6 +52,13 @@ unsigned count_readers(const VersionRecord& version, std::span<const Fd> files) 
   return sum;
 }
 
+void lock_for_reader(const VersionRecord& version, const Fd& table, bool keeps) {
+  if (keeps || version.needs_files()) lock_for_reading(table);
+  else lock_for_reading_with_mark(table);
+}
+
+unsigned count_unkept(std::span<const Fd> files) noexcept { return count_marked_read_locks(files.front()); }
+
 void check_files(const VersionRecord& version, std::span<const Fd> fds) {
   if (fds.empty()) throw Error(ErrorCode::invalid_argument, "a version came without its table");
   check_seals(fds.front(), kSealShrink | kSealGrow | kSealWrite, "the table");

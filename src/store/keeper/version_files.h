@@ -19,4 +19,9 @@ bool may_be_read(const VersionRecord& version, std::span<const Fd> files) noexce
 /// Returns the number of such locks. A process that has sent tensors counts a second time, as long as they are used.
 unsigned count_readers(const VersionRecord& version, std::span<const Fd> files) noexcept;
 
+/// Locks an open file of a version's table for a reader. `keeps`: the reader keeps the descriptors of the version.
+void lock_for_reader(const VersionRecord& version, const Fd& table, bool keeps);
+/// Returns the number of readers that keep no descriptors.
+unsigned count_unkept(std::span<const Fd> files) noexcept;
+
 }  // namespace onecopy::store

@@ -9,7 +9,6 @@
 #include "core/point.h"
 #include "os/log.h"
 #include "os/memfd.h"
-#include "os/read_lock.h"
 #include "store/keeper/version_files.h"
 #include "store/keeper/worker.h"
 
@@ -157,7 +156,7 @@ bool Worker::try_open(Connection& c, const Open& wanted) {
   if (version->token == wanted.known) return send(c, pack(Opened{*version})), true;
   const std::vector<Fd>& held = holdings_.versions.at(version->id);
   const Fd table = reopen_read_only(held.front());
-  lock_for_reading(table);
+  lock_for_reader(*version, table, wanted.keeps);
   std::vector<int> files = numbers_of(held);
   files.front() = table.get();
   send(c, pack(Opened{*version}), files);
@@ -200,7 +199,8 @@ ListedVersion Worker::describe(const VersionRecord& v) const {
   const auto held = holdings_.versions.find(v.id);
   const bool is_here = held != holdings_.versions.end();
   const unsigned readers = is_here ? count_readers(v, held->second) : 0;
-  return {v.number, v.bytes, v.made_at, v.publisher, readers, v.device, is_here};
+  const unsigned unkept = readers != 0 ? count_unkept(held->second) : 0;
+  return {v.number, v.bytes, v.made_at, v.publisher, readers, unkept, v.device, is_here};
 }
 
 void Worker::rollback(Connection& c, ByteSpan packet) {

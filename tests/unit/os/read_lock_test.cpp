@@ -91,6 +91,15 @@ TEST_F(ReadLock, IsCountedOncePerOpenFile) {
   EXPECT_EQ(count_read_locks(file_), 2u);
 }
 
+TEST_F(ReadLock, IsCountedByItsMark) {
+  const Mapping plain = read();
+  const Fd own = reopen_read_only(file_);
+  lock_for_reading_with_mark(own);
+  EXPECT_TRUE(may_be_read(file_));
+  EXPECT_EQ(count_read_locks(file_), 2u);
+  EXPECT_EQ(count_marked_read_locks(file_), 1u);
+}
+
 TEST_F(ReadLock, IsCountedWhileOthersComeAndGo) {
   constexpr unsigned kLasting = 300;
   std::vector<Mapping> lasting;

@@ -37,6 +37,7 @@
 #include "support/child.h"
 #include "support/die_at.h"
 #include "support/eventually.h"
+#include "support/limits.h"
 #include "support/numbers.h"
 #include "support/refusal.h"
 #include "support/rounds.h"
@@ -180,6 +181,23 @@ TEST_P(StoreTest, AFollowerShowsEachVersionAtTheSameAddresses) {
     live.verify();
   }
   EXPECT_EQ(live.tensor(0).data(), place);
+}
+
+TEST_F(StoreTest, AListingTellsWhichReadersKeepNoDescriptor) {
+  Store store = start();
+  publish(store, kCpu, 1);
+  constexpr unsigned kVersions = 40, kKept = 25;  // two descriptors each, and a quarter of the limit
+  const onecopy::testing::Limit limit(RLIMIT_NOFILE, 4 * 2 * kKept);
+  std::vector<Version> opened;
+  for (unsigned i = 0; i < kVersions; ++i) opened.push_back(store.open("x"));
+  const auto listed = [] { return Store::connect({.autostart = false}).list().at(0).versions.at(0); };
+  EXPECT_EQ(listed().readers, kVersions);
+  EXPECT_EQ(listed().unkept, kVersions - kKept);
+  ::kill(store.keeper().worker, SIGKILL);
+  EXPECT_EQ(listed().unkept, kVersions - kKept) << "the next worker knows, too";
+  opened.erase(opened.begin() + kKept, opened.end());
+  EXPECT_EQ(listed().readers, kKept);
+  EXPECT_EQ(listed().unkept, 0u);
 }
 
 TEST_F(StoreTest, ObjectsThatWereMovedFromThrow) {
