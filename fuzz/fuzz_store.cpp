@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages, records and tables of the store. The input is a packet, a record, and a table whose checksum is made right, for
-// random bytes would end there.
+// Messages, records and tables of the store. The input is a packet whose protocol is made right, a record, and a table whose
+// checksum is made right, for random bytes would end there.
 #include "fuzz_input.h"
 #include "store/format/message.h"
 #include "store/format/record.h"
@@ -22,7 +22,9 @@ void check_message(Type type, ByteSpan packet) {
 }
 
 template <class... Messages>
-void check_one_of(ByteSpan packet) {
+void check_one_of(ByteSpan input) {
+  Bytes packet(input.begin(), input.end());
+  if (packet.size() >= 4) write_value(packet.data(), kProtocol.version);
   const auto type =
       accepted({ErrorCode::protocol, ErrorCode::version_mismatch}, [&] { return type_of(packet); });
   if (type) (check_message<Messages>(*type, packet), ...);
