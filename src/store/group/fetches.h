@@ -65,7 +65,7 @@ class Fetches {
           fetch->has_ended = true;
           ended_();
         });
-    all_.emplace(name, UnderWay{std::move(fetch), std::move(thread)});
+    all_.emplace(name, FetchThread{std::move(fetch), std::move(thread)});
     return true;
   }
   /// Ends the fetches of other versions soon.
@@ -83,13 +83,13 @@ class Fetches {
   }
 
  private:
-  struct UnderWay {
+  struct FetchThread {
     std::shared_ptr<Fetch> fetch;  // shared with the thread and the puller
     std::jthread thread;
   };
 
   std::function<void()> ended_;
-  std::map<std::string, UnderWay> all_;
+  std::map<std::string, FetchThread> all_;
 };
 
 }  // namespace onecopy::store::group
