@@ -14,7 +14,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr std::chrono::milliseconds kIdle{2'000}, kHeld{250}, kSoon{50}, kAway{500};
+constexpr std::chrono::milliseconds kIdle{2'000}, kReleasing{250}, kSoon{50}, kAway{500};
 
 }  // namespace
 
@@ -38,7 +38,7 @@ void Host::run(const std::function<bool()>& is_over) {
     try {
       look();
       failed_.clear();
-      if (!held_.empty()) pause = kHeld;
+      if (!earlier_.empty()) pause = kReleasing;
     } catch (const Error& error) {
       if (failed_ == error.what()) say(failed_);  // and not of a keeper that is about to start
       failed_ = error.what();
@@ -65,7 +65,7 @@ void Host::look() {
   be_member();
   be_present();
   if (!has_signed_) sign();
-  release_held();
+  release_earlier();
   end_fetches();
   for (const auto& [name, current] : view_.current)  // before stages: what is current is shown first
     if (!fetches_.is_under_way(name)) try_to_follow(name, current.value);

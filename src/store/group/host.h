@@ -38,7 +38,7 @@ class Host {
 
  private:
   using Chosen = ferry::Pull::Chosen;
-  struct Held {
+  struct EarlierVersion {
     std::uint64_t generation;  ///< at which the version was shown here
     Reading reading;
   };
@@ -62,8 +62,8 @@ class Host {
   void complain(const std::string& name, const Error& error);
   bool is_staged(const std::string& name, const Token& version) const;
   static bool is_wanted(const Records::View& view, const std::string& name, const Token& version);
-  void hold_shown(const std::string& name);
-  void release_held();
+  void keep_shown(const std::string& name);
+  void release_earlier();
   void report_shown(const std::string& name, const Current& current, ferry::Pull& pull);
   void report(const std::string& name, const Report& report);
   void drop_stages();
@@ -85,7 +85,7 @@ class Host {
   std::map<std::string, std::uint64_t> shown_;   ///< the generations that are shown here, by object
   std::map<std::string, Deadline>
       retry_at_;  ///< the times before which a failed fetch is not repeated, by object
-  std::multimap<std::string, Held> held_;        ///< versions that were shown here before, by object
+  std::multimap<std::string, EarlierVersion> earlier_;  ///< versions that were shown here before, by object
   Deadline renew_at_ = kNow;                     ///< the time to say again that what is staged is to stay
   bool is_soon_ = false;                         ///< something is to be tried again soon
   std::map<std::string, std::string> problems_;  ///< of objects, as far as the user was told

@@ -194,7 +194,7 @@ void Host::follow(const std::string& name, const Current& current) {
 /// Notes what is shown before anybody sees it, so that nothing older is shown afterwards. Returns whether it is shown.
 bool Host::show(const std::string& name, const Current& current, ferry::Pull& pull) {
   if (remembered_.of(name) != current) {
-    hold_shown(name);
+    keep_shown(name);
     remembered_.note(name, current);
   }
   if (!pull.show({current.token, current.number})) {
@@ -218,25 +218,25 @@ void Host::report_shown(const std::string& name, const Current& current, ferry::
 }
 
 /// Keeps the version that is shown here until all members that are present have gone on from it.
-void Host::hold_shown(const std::string& name) {
+void Host::keep_shown(const std::string& name) {
   try {
     auto reading = client_->open(name, 0, nullptr, Deadline::after(kKeeperPatience));
-    held_.emplace(name, Held{remembered_.of(name).generation, *std::move(reading)});
+    earlier_.emplace(name, EarlierVersion{remembered_.of(name).generation, *std::move(reading)});
   } catch (const Error& error) {
     if (error.code() != ErrorCode::stale_handle) throw;
   }
 }
 
-void Host::release_held() {
+void Host::release_earlier() {
   std::map<std::string, Keyed<Report>> reports;
   std::string name_of_reports;
-  std::erase_if(held_, [&](const auto& held) {
-    if (std::exchange(name_of_reports, held.first) != held.first)
-      reports = records_.reports(etcd_, held.first);
+  std::erase_if(earlier_, [&](const auto& earlier) {
+    if (std::exchange(name_of_reports, earlier.first) != earlier.first)
+      reports = records_.reports(etcd_, earlier.first);
     return std::ranges::all_of(view_.members, [&](const auto& member) {
       const auto report = reports.find(member.first);
       return !view_.hosts.contains(member.first) ||
-             (report != reports.end() && report->second.value.shown > held.second.generation);
+             (report != reports.end() && report->second.value.shown > earlier.second.generation);
     });
   });
 }
