@@ -38,9 +38,9 @@ const Catalog::Object* Catalog::object(const std::string& name) const {
 const Catalog::Version* Catalog::find(std::uint64_t id) const { return const_cast<Catalog*>(this)->at(id); }
 
 Catalog::Version* Catalog::at(std::uint64_t id) {
-  const auto place = places_.find(id);
-  return place == places_.end() ? nullptr
-                                : &objects_.at(place->second.name).versions.at(place->second.number);
+  const auto found = names_.find(id);
+  return found == names_.end() ? nullptr
+                               : &objects_.at(found->second.name).versions.at(found->second.number);
 }
 
 const Catalog::Version* Catalog::find(const std::string& name, std::uint64_t number) const {
@@ -150,18 +150,18 @@ void Catalog::add(const VersionRecord& version) {
   object.last_number = std::max(object.last_number, version.number);
   object.last_shown = last_shown_;
   object.keep = std::max<std::uint32_t>(version.keep, 1);
-  places_[version.id] = {version.name, version.number};
+  names_[version.id] = {version.name, version.number};
 }
 
 void Catalog::drop(std::uint64_t id) {
-  const auto place = places_.find(id);
-  if (place == places_.end()) return;
-  Object& object = objects_.at(place->second.name);
-  const auto version = object.versions.find(place->second.number);
+  const auto found = names_.find(id);
+  if (found == names_.end()) return;
+  Object& object = objects_.at(found->second.name);
+  const auto version = object.versions.find(found->second.number);
   object.dropped.push_back({version->second.record.number, version->second.record.token});
   if (object.dropped.size() > kMaxDropped) object.dropped.pop_front();
   object.versions.erase(version);
-  places_.erase(place);
+  names_.erase(found);
 }
 
 void Catalog::remember(const Record& record) {

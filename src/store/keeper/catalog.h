@@ -55,7 +55,7 @@ class Catalog {
   std::vector<const Version*> by_shown(const std::string& name) const;
   /// Returns the ids of the object's versions except the `keep` versions that were current last, the oldest first.
   std::vector<std::uint64_t> beyond(const std::string& name, std::size_t keep) const;
-  std::size_t size() const noexcept { return places_.size(); }  ///< the number of versions
+  std::size_t size() const noexcept { return names_.size(); }  ///< the number of versions
 
   /// Forgets the objects without versions beyond the kMaxDeleted that were current last. Objects that
   /// are published under a forgotten name begin above the numbers of all forgotten objects.
@@ -66,7 +66,7 @@ class Catalog {
   std::vector<Record> records() const;
 
  private:
-  struct Place {
+  struct VersionName {
     std::string name;
     std::uint64_t number;
   };
@@ -78,7 +78,7 @@ class Catalog {
 
   std::map<std::string, Object> objects_;
   Transactions transactions_;
-  std::map<std::uint64_t, Place> places_;  ///< the place of each version, by its id
+  std::map<std::uint64_t, VersionName> names_;  ///< the name of each version, by its id
   std::uint64_t last_id_ = 0, last_shown_ = 0;
   std::uint64_t floor_ = 0;  ///< the largest number that a version of a forgotten object may have had
 };
