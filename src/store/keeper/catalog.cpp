@@ -83,7 +83,7 @@ std::vector<const Catalog::Version*> Catalog::by_shown(const std::string& name) 
   return versions;
 }
 
-std::vector<std::uint64_t> Catalog::beyond(const std::string& name, std::size_t keep) const {
+std::vector<std::uint64_t> Catalog::older_than_newest(const std::string& name, std::size_t keep) const {
   const auto versions = by_shown(name);
   std::vector<std::uint64_t> ids;
   for (std::size_t i = 0; i + keep < versions.size(); ++i) ids.push_back(versions[i]->record.id);

@@ -54,7 +54,7 @@ class Catalog {
   /// Returns the versions of an object; the one that was current last is the last one.
   std::vector<const Version*> by_shown(const std::string& name) const;
   /// Returns the ids of the object's versions except the `keep` versions that were current last, the oldest first.
-  std::vector<std::uint64_t> beyond(const std::string& name, std::size_t keep) const;
+  std::vector<std::uint64_t> older_than_newest(const std::string& name, std::size_t keep) const;
   std::size_t size() const noexcept { return names_.size(); }  ///< the number of versions
 
   /// Forgets the objects without versions beyond the kMaxDeleted that were current last. Objects that

@@ -58,7 +58,7 @@ void VersionRules::reclaim(const std::string& name) {
   const auto published = published_.find(name);
   const bool is_passed = published != published_.end() && published->second > object->keep;
   const VersionRecord* const current = this->current(name);
-  for (const std::uint64_t id : catalog_.beyond(name, object->keep)) {
+  for (const std::uint64_t id : catalog_.older_than_newest(name, object->keep)) {
     if (current && id == current->id) continue;
     const bool is_here = holder_.is_here(id);
     if (is_here ? current && !holder_.may_be_read(id) : is_passed) drop(id);

@@ -175,7 +175,7 @@ void VersionRules::rollback(const std::string& name, std::uint64_t number) {
 
 void VersionRules::remove(const std::string& name, std::size_t keep) {
   check_name(name);
-  for (const std::uint64_t id : catalog_.beyond(name, keep)) drop(id);
+  for (const std::uint64_t id : catalog_.older_than_newest(name, keep)) drop(id);
   const auto* const object = catalog_.object(name);
   if (!object || std::ranges::none_of(object->dropped, &DroppedVersion::is_given_up)) return;
   Record record = catalog_.record(name);

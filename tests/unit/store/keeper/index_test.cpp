@@ -145,7 +145,7 @@ TEST(StoreCatalog, KeepsTheVersionsThatWereCurrentLast) {
   for (std::uint64_t i = 1; i <= 4; ++i) catalog.apply(published(i, i));
   catalog.apply({.kind = Record::Kind::show, .id = 1});
   EXPECT_EQ(catalog.current("llama")->record.number, 1u);
-  EXPECT_EQ(catalog.beyond("llama", 2), (std::vector<std::uint64_t>{2, 3}));
+  EXPECT_EQ(catalog.older_than_newest("llama", 2), (std::vector<std::uint64_t>{2, 3}));
 }
 
 TEST(StoreCatalog, UsesNoNumberOfAnObjectTwice) {
@@ -166,7 +166,7 @@ TEST(StoreCatalog, IsTheSameFromItsOwnRecords) {
   Catalog again;
   for (const Record& record : catalog.records()) again.apply(record);
   EXPECT_EQ(again.current("llama")->record, catalog.current("llama")->record);
-  EXPECT_EQ(again.beyond("llama", 1), catalog.beyond("llama", 1));
+  EXPECT_EQ(again.older_than_newest("llama", 1), catalog.older_than_newest("llama", 1));
   EXPECT_EQ(again.next_number("llama"), catalog.next_number("llama"));
   EXPECT_EQ(again.next_id(), catalog.next_id());
   EXPECT_EQ(again.size(), catalog.size());

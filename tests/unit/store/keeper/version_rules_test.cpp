@@ -642,7 +642,7 @@ class RulesModel {
   void remove() {
     if (random_() % 4 != 0) return;
     const std::size_t keep = random_() % 3;
-    for (const std::uint64_t id : keeper_.rules->catalog().beyond("w", keep))
+    for (const std::uint64_t id : keeper_.rules->catalog().older_than_newest("w", keep))
       deleted_.insert(keeper_.rules->catalog().find(id)->record.number);
     for (const auto& [number, version] : readers_)
       if (is_given_up(version)) deleted_.insert(number);
