@@ -70,11 +70,11 @@ void VersionRules::look_at_all() {
   for (const auto& [name, object] : catalog_.objects()) unreclaimed_.insert(name);
 }
 
-void VersionRules::reclaim_all() {
+void VersionRules::reclaim_due() {
   abort_broken();
   give_up_awaited();
   for (const std::string& name : std::exchange(unreclaimed_, {})) reclaim(name);
-  reclaim_old();
+  expire_by_age();
 }
 
 void VersionRules::give_up_awaited() {
@@ -93,7 +93,7 @@ void VersionRules::give_up_awaited() {
   has_given_up_ = true;
 }
 
-void VersionRules::reclaim_old() {
+void VersionRules::expire_by_age() {
   if (!reservations_.limits().age) return;
   const std::chrono::nanoseconds now(holder_.wall_clock());
   std::vector<std::uint64_t> ids;

@@ -117,13 +117,13 @@ class VersionRules {
 
   /// Drops the versions of an object that nobody reads, beyond the number that the last publisher wanted to keep.
   void reclaim(const std::string& name);
-  /// Lets the next reclaim_all() look at all objects.
+  /// Lets the next reclaim_due() look at all objects.
   void look_at_all();
   /// Drops what nobody reads now, and what is too old.
-  void reclaim_all();
+  void reclaim_due();
   /// Drops what nobody reads, because the keeper ends and nobody could give it back.
   void drop_unread();
-  /// Returns the time at which reclaim_all() may find something; time_point::max() if nothing is left to drop.
+  /// Returns the time at which reclaim_due() may find something; time_point::max() if nothing is left to drop.
   Clock::time_point next_reclaim() const;
   /// Returns whether the keeper may end without a loss.
   bool is_unused() const noexcept {
@@ -152,7 +152,7 @@ class VersionRules {
   std::vector<const VersionRecord*> versions_here() const;
   std::vector<const VersionRecord*> all_beside(const VersionRecord& version) const;
   std::vector<const VersionRecord*> droppable() const;
-  void reclaim_old();
+  void expire_by_age();
   void give_up_awaited();
 
   VersionHolder& holder_;

@@ -78,7 +78,7 @@ void Worker::tidy_up() {
   close_strangers();
   try {
     if (is_stopping_) rules_.drop_unread();
-    else rules_.reclaim_all();
+    else rules_.reclaim_due();
   } catch (const Error& error) {
     log_warning("the store drops nothing now: {}", error.what());
   }

@@ -32,7 +32,7 @@ class FakeKeeper : public VersionHolder {
   }
   void pass(std::chrono::seconds seconds) {
     time += seconds;
-    rules->reclaim_all();
+    rules->reclaim_due();
   }
   std::uint64_t publish(const std::string& name, std::uint32_t keep = 2, std::uint64_t bytes = 10,
                         int publisher = 1) {
