@@ -47,7 +47,7 @@ Next Worker::run() {
     const auto tokens = poller_.wait(patience());
     if (!tokens.empty() || end() == kNever) last_use_ = Clock::now();
     if (Clock::now() >= end()) break;
-    if (tokens.empty() && is_starved_) listen_again();
+    if (tokens.empty() && listener_paused_) listen_again();
     for (const std::uint64_t token : tokens) {
       if (token == kListener) accept_some();
       else if (token == kSignals) is_stopping_ = true;
@@ -87,7 +87,7 @@ void Worker::tidy_up() {
 
 /// Returns the time after which the worker looks again if no event comes.
 std::chrono::milliseconds Worker::patience() const {
-  if (is_starved_) return kRetry;
+  if (listener_paused_) return kRetry;
   auto next = std::min({end(), rules_.next_reclaim(), place_watch_.next()});
   for (const auto& [token, c] : connections_) {
     if (c.open) next = std::min(next, rules_.grace_end());
@@ -131,9 +131,9 @@ void Worker::look_after_places() {
     log_warning("the store's keeper cannot make its directory again: {}", error.what());
   }
   if (!listener) return;
-  if (!is_starved_) poller_.remove(holdings_.listener.fd());
+  if (!listener_paused_) poller_.remove(holdings_.listener.fd());
   holdings_.listener = std::move(*listener);
-  if (!is_starved_) poller_.add(holdings_.listener.fd(), kListener);
+  if (!listener_paused_) poller_.add(holdings_.listener.fd(), kListener);
   std::vector<int> held = holdings_.places.descriptors();
   held.push_back(holdings_.listener.fd());
   guard_.tell(Partner::Kind::places, 0, held);
@@ -150,7 +150,7 @@ void Worker::accept_some() {
   } catch (const Error& error) {
     if (error.code() != ErrorCode::out_of_descriptors) throw;
     log_info("the store accepts no more clients now: {}", error.what());
-    is_starved_ = true;
+    listener_paused_ = true;
     poller_.remove(holdings_.listener.fd());
   }
 }
@@ -188,11 +188,11 @@ void Worker::close(std::uint64_t token) {
   poller_.remove(at->second.socket.fd());
   connections_.erase(at);
   rules_.release_all(token);
-  if (is_starved_) listen_again();
+  if (listener_paused_) listen_again();
 }
 
 void Worker::listen_again() {
-  is_starved_ = false;
+  listener_paused_ = false;
   poller_.add(holdings_.listener.fd(), kListener);
 }
 

@@ -106,8 +106,8 @@ class Worker final : private VersionHolder {
   std::uint64_t max_index_ = 0;  ///< the size beyond which the index is written anew
   Clock::time_point last_use_ = Clock::now();
   PlaceWatch place_watch_{Clock::now()};
-  bool must_rewrite_ = false;  ///< no record may be appended before the index is written anew
-  bool is_starved_ = false;    ///< the listener is ignored, because there are no free descriptors
+  bool must_rewrite_ = false;     ///< no record may be appended before the index is written anew
+  bool listener_paused_ = false;  ///< the listener is ignored, because there are no free descriptors
   bool is_stopping_ = false;
   bool is_replaced_ = false;  ///< another keeper has taken the versions over
 };
