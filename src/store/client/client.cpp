@@ -95,23 +95,23 @@ void Client::connect(Deadline deadline) {
   try {
     while (!link_) {
       reach(deadline);
-      restore(deadline);
+      restore_all(deadline);
     }
   } catch (const Error& error) {
     rethrow(error, begin);
   }
 }
 
-/// Repeats the reservations, which the worker forgets with the connection, and offers the versions that another keeper
+/// Repeats the reservations, which the worker forgets with the connection, and gives back the versions that another keeper
 /// knew of.
-void Client::restore(Deadline deadline) {
+void Client::restore_all(Deadline deadline) {
   std::erase_if(reserved_, [](const auto& version) { return version.expired(); });
   for (const auto& reserved : reserved_)
     if (const auto version = reserved.lock(); version && link_) reserve_again(*version, deadline);
   std::erase_if(held_, [](const auto& held) { return held.expired(); });
   for (const auto& held : held_)
     if (const auto version = held.lock(); version && link_ && version->keeper != link_->welcome().keeper)
-      offer(*version, deadline);
+      restore(*version, deadline);
 }
 
 void Client::reach(Deadline deadline) {
@@ -150,10 +150,10 @@ void Client::ask_while_connecting(const Bytes& question, std::span<const int> fd
   }
 }
 
-/// Offers a version that is read here to a new keeper. If the keeper refuses the version, the version stays mapped here.
-void Client::offer(HeldVersion& held, Deadline deadline) {
+/// Gives a version that is read here back to a new keeper. If the keeper refuses the version, the version stays mapped here.
+void Client::restore(HeldVersion& held, Deadline deadline) {
   if (held.kept == 0) return;
-  const Bytes question = pack(Offer{held.version, held.keeper});
+  const Bytes question = pack(Restore{held.version, held.keeper});
   ask_while_connecting(question, numbers_of(held.files), deadline, [&](const Error& error) {
     log_warning("the store does not take back version {} of \"{}\": {}", held.version.number,
                 held.version.name, error.what());
@@ -210,7 +210,7 @@ void Client::rejoin() {
   if (link_ && !link_->is_closed()) return;
   const Deadline deadline = Deadline::after(kKeeperPatience);
   link_.emplace(Link::connect(places_, deadline));
-  restore(deadline);
+  restore_all(deadline);
 }
 
 std::string Client::home(Deadline deadline) {

@@ -24,7 +24,7 @@ namespace onecopy::store {
 inline constexpr std::chrono::seconds kKeeperPatience{10};
 
 /// A process's connection to the keeper. Connects again when the keeper is replaced. If the new keeper is not the
-/// successor of the old one, which both were killed then, offers it the versions that this process reads.
+/// successor of the old one, which both were killed then, gives it back the versions that this process reads.
 ///
 /// Readings need nothing from the keeper to go on or to end: notes to the keeper wait for no answer, and for no other
 /// thread.
@@ -79,10 +79,10 @@ class Client : public std::enable_shared_from_this<Client> {
   void reach(Deadline deadline) REQUIRES(mutex_);
   void start() REQUIRES(mutex_);
   std::optional<Link> try_connect() const;
-  void restore(Deadline deadline) REQUIRES(mutex_);
+  void restore_all(Deadline deadline) REQUIRES(mutex_);
   void ask_while_connecting(const Bytes& question, std::span<const int> fds, Deadline deadline,
                             const std::function<void(const Error&)>& refused) REQUIRES(mutex_);
-  void offer(HeldVersion& held, Deadline deadline) REQUIRES(mutex_);
+  void restore(HeldVersion& held, Deadline deadline) REQUIRES(mutex_);
   void reserve_again(const VersionRecord& version, Deadline deadline) REQUIRES(mutex_);
   void send_notes() noexcept REQUIRES(mutex_);
 

@@ -12,7 +12,7 @@ namespace onecopy::store {
 /// A watch on the keeper for a process that reads versions, which only living processes can bring back, and that may make
 /// no call for hours.
 ///
-/// When the keeper ends, the watch waits for another one and lets the Client offer what is read here. It starts no
+/// When the keeper ends, the watch waits for another one and lets the Client give back what is read here. It starts no
 /// keeper. The end is seen on a connection of its own by the process's EventLoop; a thread exists only after the first
 /// end. Thread safety: begin() may be called concurrently.
 class LinkWatch {

@@ -36,7 +36,7 @@ struct HeldVersion {
 /// table that a mapping keeps open. It needs no connection, counts for forked children too, and ends with the process.
 /// The destructor waits for nobody.
 ///
-/// Descriptors are kept, so that the version can be offered to a new keeper, while they are a quarter of RLIMIT_NOFILE
+/// Descriptors are kept, so that the version can be given back to a new keeper, while they are a quarter of RLIMIT_NOFILE
 /// or fewer. Beyond that a version is readable as others, and is lost with its last reader if both halves of the keeper
 /// die. Versions that need their descriptors (as_is, KV pools) always keep them.
 ///
@@ -69,7 +69,7 @@ class Reading {
   void end() noexcept;
 
   std::shared_ptr<Client> client_;     // shared with stores and other readings
-  std::shared_ptr<HeldVersion> held_;  // shared with a Client that offers the version
+  std::shared_ptr<HeldVersion> held_;  // shared with a Client that gives the version back
 };
 
 /// A draft that counts in the keeper's limits until the last copy of this is dropped, or until its version is published.

@@ -45,7 +45,7 @@ enum class Type : std::uint32_t {
   open,
   opened,
   look,
-  offer,
+  restore,
   list,
   listing,
   rollback,
@@ -148,8 +148,8 @@ using Opened = AboutVersion<Type::opened>;
 using Look = EmptyMessage<Type::look>;
 /// The client has connected to another keeper, and reads this version, which it opened from the keeper `keeper`.
 /// Descriptors: the table, then the chunks. The answer is `done`.
-struct Offer {
-  static constexpr Type kType = Type::offer;
+struct Restore {
+  static constexpr Type kType = Type::restore;
   VersionRecord version;
   Token keeper{};
   void fields(auto& f) { f(version, keeper); }

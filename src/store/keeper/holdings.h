@@ -45,7 +45,7 @@ struct Holdings {
   Log index;
   std::string trouble;  ///< what the keeper logs once it has its log; empty if the index was read
   bool knows_all =
-      true;  ///< false: the index was lost, and clients may offer versions that it does not name
+      true;  ///< false: the index was lost, and clients may give back versions that it does not name
   /// The descriptors of each version by its id: the table, then the chunks. The keeper opened the table itself, so that
   /// no lock of another process belongs to this open file.
   std::map<std::uint64_t, std::vector<Fd>> versions;

@@ -136,7 +136,7 @@ const VersionRecord* VersionRules::open(const std::string& name, std::uint64_t n
 }
 
 /// Throws unless the version may be brought back though the index does not name it. Returns whether it was given up.
-bool VersionRules::check_offer(const VersionRecord& version, bool is_ours) const {
+bool VersionRules::check_restored(const VersionRecord& version, bool is_ours) const {
   const auto* const dropped = catalog_.find_dropped(version.name, version.token);
   const bool is_given_up = dropped && dropped->is_given_up();
   if (is_ours || (dropped ? !is_given_up : knows_all_))
@@ -149,14 +149,14 @@ bool VersionRules::check_offer(const VersionRecord& version, bool is_ours) const
   return is_given_up;
 }
 
-void VersionRules::offer(VersionRecord version, bool is_ours, const Hold& hold) {
+void VersionRules::restore(VersionRecord version, bool is_ours, const Hold& hold) {
   check_name(version.name);
   if (const auto* const known = catalog_.find(version.name, version.token)) {
     if (!holder_.is_here(known->record.id)) hold(known->record.id);
     unreclaimed_.insert(version.name);
     return;
   }
-  const bool is_given_up = check_offer(version, is_ours);
+  const bool is_given_up = check_restored(version, is_ours);
   const std::string name = version.name;
   if (is_given_up) version.keep = catalog_.object(name)->keep;
   const auto* const current = catalog_.current(name);

@@ -40,7 +40,7 @@ class VersionHolder {
 ///
 /// Mechanism. The index outlives the keeper, and the memory of versions outlives it in the processes that read them. So
 /// a new keeper knows all versions from the start, and those that it has no memory of are *awaited*: processes that
-/// have one offer it. During the first kGrace open() waits for the current version; after that it takes the newest one
+/// have one give it back. During the first kGrace open() waits for the current version; after that it takes the newest one
 /// whose memory is here. After kAwaited it *gives up* the versions that are still awaited, and shows them no longer. They
 /// may come back, below the current version, until their object is published again or removed. An awaited version is
 /// dropped if its object was published more than `keep` times.
@@ -64,7 +64,7 @@ class VersionRules {
   static constexpr std::uint64_t kMaxNumber = std::uint64_t{1} << 62;
 
   /// `begin`: the start of the keeper. `knows_all`: false if the index was lost, so that versions which the index does
-  /// not name may be offered.
+  /// not name may be given back.
   VersionRules(VersionHolder& holder, Limits limits, Clock::time_point begin, bool knows_all)
       : holder_(holder), reservations_(std::move(limits)), begin_(begin), knows_all_(knows_all) {}
 
@@ -104,7 +104,7 @@ class VersionRules {
   const VersionRecord* current(const std::string& name) const noexcept;
   /// Takes the memory of a version back. `is_ours`: the client opened the version while this keeper ran. Throws
   /// stale_handle for a version that was dropped, and what publish() throws.
-  void offer(VersionRecord version, bool is_ours, const Hold& hold);
+  void restore(VersionRecord version, bool is_ours, const Hold& hold);
   /// Makes an earlier version the current one. Throws stale_handle.
   void rollback(const std::string& name, std::uint64_t number);
   /// Drops all versions but the `keep` that were current last, whether they are read or not.
@@ -134,7 +134,7 @@ class VersionRules {
   const Catalog::Version& require(const std::string& name, std::uint64_t number) const;
   [[noreturn]] void throw_missing(const std::string& name, std::uint64_t number) const;
   void check_kind(const VersionRecord& version) const;
-  bool check_offer(const VersionRecord& version, bool is_ours) const;
+  bool check_restored(const VersionRecord& version, bool is_ours) const;
   const VersionRecord& add(VersionRecord version, const Hold& hold);
   void hold_and_write(const Record& record, const Hold& hold);
   const Transactions::Open& require_open(const Token& transaction) const;

@@ -72,7 +72,7 @@ class Worker final : private VersionHolder {
   void open_draft(Connection& c, ByteSpan packet);
   void open(Connection& c, ByteSpan packet);
   bool try_open(Connection& c, const Open& wanted);
-  void offer(Connection& c, Packet packet);
+  void restore(Connection& c, Packet packet);
   void list(Connection& c, ByteSpan packet);
   void rollback(Connection& c, ByteSpan packet);
   void remove(Connection& c, ByteSpan packet);

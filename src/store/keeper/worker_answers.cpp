@@ -53,7 +53,7 @@ void Worker::answer(std::uint64_t token, Connection& c, Packet packet) {
       case Type::open_draft: return open_draft(c, bytes);
       case Type::open: return open(c, bytes);
       case Type::look: return rules_.look_at_all();
-      case Type::offer: return offer(c, std::move(packet));
+      case Type::restore: return restore(c, std::move(packet));
       case Type::list: return list(c, bytes);
       case Type::rollback: return rollback(c, bytes);
       case Type::remove: return remove(c, bytes);
@@ -164,12 +164,12 @@ bool Worker::try_open(Connection& c, const Open& wanted) {
 }
 
 /// Takes a version back from a reader, if this keeper has no memory of it.
-void Worker::offer(Connection& c, Packet packet) {
-  auto [version, keeper] = unpack<Offer>(packet.bytes);
+void Worker::restore(Connection& c, Packet packet) {
+  auto [version, keeper] = unpack<Restore>(packet.bytes);
   check_files(version, packet.fds);
-  rules_.offer(std::move(version), keeper == holdings_.keeper,
-               [&](std::uint64_t id) { hold(id, std::move(packet.fds)); });
-  point("store.worker.offered");
+  rules_.restore(std::move(version), keeper == holdings_.keeper,
+                 [&](std::uint64_t id) { hold(id, std::move(packet.fds)); });
+  point("store.worker.restored");
   send(c, pack(Done{}));
   answer_waiting();
 }

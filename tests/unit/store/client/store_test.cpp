@@ -969,7 +969,7 @@ TEST_F(StoreTest, VersionsComeBackEvenIfTheNewWorkerIsKilledWhileItTakesThem) {
   const Version first = store.open("x", 1);
   const Version second = store.open("x");
   kill_both();
-  Store other = start("store.worker.offered");
+  Store other = start("store.worker.restored");
   store.list();  // the reader's next call
   EXPECT_EQ(fate_->passes, 0);
   EXPECT_EQ(value_of(other.open("x", 1)), 1);

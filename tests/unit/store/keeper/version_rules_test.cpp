@@ -68,9 +68,9 @@ class FakeKeeper : public VersionHolder {
   VersionRecord record(const std::string& name, std::uint64_t number) {
     return rules->catalog().find(name, number)->record;
   }
-  std::optional<ErrorCode> offer(const VersionRecord& version, bool is_ours = false) {
+  std::optional<ErrorCode> restore(const VersionRecord& version, bool is_ours = false) {
     try {
-      rules->offer(version, is_ours, hold());
+      rules->restore(version, is_ours, hold());
       return std::nullopt;
     } catch (const Error& error) {
       return error.code();
@@ -115,9 +115,9 @@ TEST(StoreRules, BringNoDeletedVersionBack) {
   keeper.publish("w");
   const VersionRecord deleted = keeper.record("w", 1);
   keeper.rules->remove("w", 0);
-  EXPECT_EQ(keeper.offer(deleted, true), ErrorCode::stale_handle);
+  EXPECT_EQ(keeper.restore(deleted, true), ErrorCode::stale_handle);
   keeper.start(true);
-  EXPECT_EQ(keeper.offer(deleted), ErrorCode::stale_handle);
+  EXPECT_EQ(keeper.restore(deleted), ErrorCode::stale_handle);
   EXPECT_EQ(keeper.open("w"), 0u);
 }
 
@@ -129,7 +129,7 @@ TEST(StoreRules, KeepARollbackWhateverIsOffered) {
                       third = keeper.record("w", 3);
   keeper.start(true);
   for (const VersionRecord& version : {third, first, second})
-    EXPECT_EQ(keeper.offer(version), std::nullopt);
+    EXPECT_EQ(keeper.restore(version), std::nullopt);
   EXPECT_EQ(keeper.open("w"), 2u);
 }
 
@@ -138,14 +138,14 @@ TEST(StoreRules, WaitForTheCurrentVersionAndThenTakeTheNewestThatIsHere) {
   for (int i = 0; i < 3; ++i) keeper.publish("w", 3);
   const VersionRecord first = keeper.record("w", 1), third = keeper.record("w", 3);
   keeper.start(true);
-  EXPECT_EQ(keeper.offer(first), std::nullopt);
+  EXPECT_EQ(keeper.restore(first), std::nullopt);
   EXPECT_EQ(keeper.open("w"), std::nullopt);
   EXPECT_EQ(keeper.open("w", 1), 1u);
   EXPECT_EQ(keeper.open("other"), 0u);
   keeper.pass(2s);
   EXPECT_EQ(keeper.open("w"), 1u);
   EXPECT_EQ(keeper.open("w", 3), 0u);
-  EXPECT_EQ(keeper.offer(third), std::nullopt);  // its reader was stopped
+  EXPECT_EQ(keeper.restore(third), std::nullopt);  // its reader was stopped
   EXPECT_EQ(keeper.open("w"), 3u);
 }
 
@@ -159,13 +159,13 @@ TEST(StoreRules, TakeAVersionBackThatWasGivenUpAfterTenMinutes) {
   EXPECT_EQ(keeper.open("w"), 0u);
   keeper.index = keeper.rules->records();
   keeper.start(true);  // another keeper knows of it, too
-  EXPECT_EQ(keeper.offer(first, true), ErrorCode::stale_handle);
-  EXPECT_EQ(keeper.offer(first), std::nullopt);
+  EXPECT_EQ(keeper.restore(first, true), ErrorCode::stale_handle);
+  EXPECT_EQ(keeper.restore(first), std::nullopt);
   EXPECT_EQ(keeper.open("w"), 1u);
-  EXPECT_EQ(keeper.offer(second), std::nullopt);
+  EXPECT_EQ(keeper.restore(second), std::nullopt);
   EXPECT_EQ(keeper.open("w", 2), 2u);
   keeper.rules->remove("w", 0);
-  EXPECT_EQ(keeper.offer(second), ErrorCode::stale_handle) << "it was removed after it came back";
+  EXPECT_EQ(keeper.restore(second), ErrorCode::stale_handle) << "it was removed after it came back";
 }
 
 TEST(StoreRules, TakeNoGivenUpVersionBackAfterAPublishOrARemoval) {
@@ -178,7 +178,7 @@ TEST(StoreRules, TakeNoGivenUpVersionBackAfterAPublishOrARemoval) {
   keeper.rules->remove("removed", 0);
   keeper.start(true);
   for (const VersionRecord& version : {published, removed})
-    EXPECT_EQ(keeper.offer(version), ErrorCode::stale_handle) << version.name;
+    EXPECT_EQ(keeper.restore(version), ErrorCode::stale_handle) << version.name;
 }
 
 TEST(StoreRules, KeepTheCurrentVersionWhenAGivenUpOneComesBack) {
@@ -187,9 +187,9 @@ TEST(StoreRules, KeepTheCurrentVersionWhenAGivenUpOneComesBack) {
   keeper.rules->rollback("w", 2);
   const VersionRecord second = keeper.record("w", 2), third = keeper.record("w", 3);
   keeper.start(true);
-  EXPECT_EQ(keeper.offer(second), std::nullopt);
+  EXPECT_EQ(keeper.restore(second), std::nullopt);
   keeper.pass(VersionRules::kAwaited);
-  EXPECT_EQ(keeper.offer(third), std::nullopt);
+  EXPECT_EQ(keeper.restore(third), std::nullopt);
   EXPECT_EQ(keeper.open("w"), 2u) << "a rollback was undone";
   EXPECT_EQ(keeper.open("w", 3), 3u);
 }
@@ -202,7 +202,7 @@ TEST(StoreRules, GiveAnAwaitedVersionUpOnceItsObjectWasPublishedMoreThanKeepTime
   for (int i = 0; i < 2; ++i) keeper.publish("w");
   EXPECT_EQ(keeper.rules->catalog().find("w", 1)->record, old);
   EXPECT_EQ(keeper.publish("w"), 4u);
-  EXPECT_EQ(keeper.offer(old), ErrorCode::stale_handle);
+  EXPECT_EQ(keeper.restore(old), ErrorCode::stale_handle);
 }
 
 TEST(StoreRules, AwaitNoVersionThatNobodyReadWhenTheKeeperWasToldToEnd) {
@@ -213,8 +213,8 @@ TEST(StoreRules, AwaitNoVersionThatNobodyReadWhenTheKeeperWasToldToEnd) {
   keeper.rules->drop_unread();
   keeper.start(true);
   EXPECT_EQ(keeper.rules->catalog().size(), 1u);
-  EXPECT_EQ(keeper.offer(read), std::nullopt);
-  EXPECT_EQ(keeper.offer(unread), ErrorCode::stale_handle);
+  EXPECT_EQ(keeper.restore(read), std::nullopt);
+  EXPECT_EQ(keeper.restore(unread), ErrorCode::stale_handle);
   EXPECT_EQ(keeper.publish("unread"), 2u);
 }
 
@@ -239,7 +239,7 @@ TEST(StoreRules, NeverDropTheNewestVersionThatIsHere) {
   keeper.index.push_back({.kind = Record::Kind::object, .version = keeper.draft("w", 1)});
   const VersionRecord first = keeper.record("w", 1);
   keeper.start(true);
-  EXPECT_EQ(keeper.offer(first), std::nullopt);  // 2 never comes back
+  EXPECT_EQ(keeper.restore(first), std::nullopt);  // 2 never comes back
   keeper.pass(1min);
   EXPECT_EQ(keeper.open("w"), 1u);
 }
@@ -292,16 +292,16 @@ TEST(StoreRules, TakeUnknownVersionsBackOnlyIfTheIndexWasLost) {
   const VersionRecord first = keeper.record("w", 1), second = keeper.record("w", 2);
   keeper.index.clear();
   keeper.start(false);
-  EXPECT_EQ(keeper.offer(second), std::nullopt);
-  EXPECT_EQ(keeper.offer(first), std::nullopt);
+  EXPECT_EQ(keeper.restore(second), std::nullopt);
+  EXPECT_EQ(keeper.restore(first), std::nullopt);
   EXPECT_EQ(keeper.open("w"), 2u);
   VersionRecord wrong = keeper.draft("w");
   wrong.number = UINT64_MAX;
-  EXPECT_EQ(keeper.offer(wrong), ErrorCode::protocol);
+  EXPECT_EQ(keeper.restore(wrong), ErrorCode::protocol);
   wrong.number = 7;
-  EXPECT_EQ(keeper.offer(wrong, true), ErrorCode::stale_handle);
+  EXPECT_EQ(keeper.restore(wrong, true), ErrorCode::stale_handle);
   EXPECT_EQ(keeper.publish("w"), 3u);
-  EXPECT_EQ(keeper.offer(wrong), ErrorCode::stale_handle);
+  EXPECT_EQ(keeper.restore(wrong), ErrorCode::stale_handle);
 }
 
 TEST(StoreRules, RefuseADraftBeforeItTakesMemory) {
@@ -585,7 +585,7 @@ class RulesModel {
       case 7: return remove();
       case 8: keeper_.start(true, {}, true); return;
       case 9: return kill_both();
-      case 10: return offer();
+      case 10: return restore();
       default:
         keeper_.pass(random_() % 8 == 0 ? VersionRules::kAwaited : std::chrono::seconds(random_() % 3));
         return;
@@ -651,16 +651,16 @@ class RulesModel {
   void kill_both() {
     keeper_.start(true);
     if (random_() % 2 == 0) return;
-    for (int i = 0; i < 5; ++i) offer();
+    for (int i = 0; i < 5; ++i) restore();
   }
   /// A reader offers, which may have been told before that its version is not wanted.
-  void offer() {
+  void restore() {
     if (readers_.empty()) return;
     const auto reader =
         std::next(readers_.begin(), static_cast<std::ptrdiff_t>(random_() % readers_.size()));
     const bool was_given_up = is_given_up(reader->second);
     const bool has_current = keeper_.rules->catalog().current("w") != nullptr;
-    const auto refusal = keeper_.offer(reader->second);
+    const auto refusal = keeper_.restore(reader->second);
     ASSERT_TRUE(refusal || !deleted_.contains(reader->first)) << "a deleted version came back";
     if (!was_given_up) return;
     ASSERT_FALSE(refusal) << "a version that a process has open was refused";
