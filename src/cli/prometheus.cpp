@@ -43,9 +43,9 @@ constexpr StoreMetric kStoreMetrics[] = {
     {"onecopy_store_current_version", "the number of the object's current version",
      [](const store::ObjectInfo& object) { return object.current; }},
     {"onecopy_store_versions", "versions of the object that the store keeps",
-     [](const store::ObjectInfo& object) -> std::uint64_t { return held(object).versions; }},
+     [](const store::ObjectInfo& object) -> std::uint64_t { return sum_of(object).versions; }},
     {"onecopy_store_bytes", "bytes of these versions",
-     [](const store::ObjectInfo& object) { return held(object).bytes; }},
+     [](const store::ObjectInfo& object) { return sum_of(object).bytes; }},
     {"onecopy_store_readers", "how often processes have one of these versions open",
      [](const store::ObjectInfo& object) {
        std::uint64_t readers = 0;

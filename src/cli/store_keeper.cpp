@@ -94,7 +94,7 @@ int say_status(OutputFormat format) {
   if (format == OutputFormat::json) {
     print_json(json_of(state));
   } else {
-    fmt::print("{}{}", keeper_line(state), state.keeper ? held_lines(state) : "");
+    fmt::print("{}{}", keeper_line(state), state.keeper ? sum_lines(state) : "");
   }
   return state.keeper ? 0 : 1;
 }

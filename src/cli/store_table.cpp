@@ -180,28 +180,28 @@ Fates fates(const StoreState& state) {
   return all;
 }
 
-std::string Held::str() const {
+std::string VersionSum::str() const {
   return fmt::format("{}, {}", plural(versions, "version"), format_bytes(bytes));
 }
 
-Held held(const store::ObjectInfo& object, bool awaited) {
-  Held sum;
+VersionSum sum_of(const store::ObjectInfo& object, bool awaited) {
+  VersionSum sum;
   for (const store::VersionInfo& version : object.versions)
     if (version.is_awaited == awaited) sum.add(version);
   return sum;
 }
 
-std::string held_lines(const StoreState& state) {
+std::string sum_lines(const StoreState& state) {
   std::size_t objects = 0;
-  Held here, awaited;
+  VersionSum here, awaited;
   for (const store::ObjectInfo& object : state.objects) {
-    const auto add = [](Held& sum, const Held& more) {
+    const auto add = [](VersionSum& sum, const VersionSum& more) {
       sum.versions += more.versions;
       sum.bytes += more.bytes;
       return more.versions != 0;
     };
-    if (add(here, held(object))) ++objects;
-    add(awaited, held(object, true));
+    if (add(here, sum_of(object))) ++objects;
+    add(awaited, sum_of(object, true));
   }
   const std::uint64_t max = state.max_bytes.value_or(UINT64_MAX);
   std::string line = fmt::format("{}, {}{}\n", plural(objects, "object"), here.str(),

@@ -45,7 +45,7 @@ nlohmann::json json_of_kept(const StoreState& state);
 std::string keeper_line(const StoreState& state);
 
 /// Versions and their bytes.
-struct Held {
+struct VersionSum {
   std::size_t versions = 0;
   std::uint64_t bytes = 0;
 
@@ -57,19 +57,19 @@ struct Held {
 };
 
 /// Returns what the store holds of an object, or the versions of a former keeper that it still awaits.
-Held held(const store::ObjectInfo& object, bool awaited = false);
+VersionSum sum_of(const store::ObjectInfo& object, bool awaited = false);
 
 /// A sum of the versions for each fate that they have when the keeper ends.
 struct Fates {
-  Held lost;
-  Held open;   ///< processes have them open
-  Held files;  ///< KV pools in files, which outlive the keeper
+  VersionSum lost;
+  VersionSum open;   ///< processes have them open
+  VersionSum files;  ///< KV pools in files, which outlive the keeper
 };
 Fates fates(const StoreState& state);
 
 /// Returns a line about what the store holds: "1 object, 2 versions, 2.0 MiB of max 4.0 MiB", and a line
 /// about awaited versions.
-std::string held_lines(const StoreState& state);
+std::string sum_lines(const StoreState& state);
 
 /// Returns a table with a line for each version, in which * marks the current one. REQUIRES: at least one object.
 std::string store_table(const std::vector<store::ObjectInfo>& objects, std::size_t width);

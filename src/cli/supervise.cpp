@@ -31,7 +31,7 @@ int status_of(int status) noexcept {
 }
 
 /// Returns the versions that are lost if the keeper ends; none if the keeper does not answer.
-Held lost_versions() {
+VersionSum lost_versions() {
   try {
     return fates(store_state()).lost;
   } catch (const Error&) {
@@ -73,7 +73,7 @@ class KeeperGroup {
 
 /// Says what ends with the keeper. Returns false if the user is to ask again.
 bool may_end(int signal, bool is_asked_again) {
-  const Held lost = lost_versions();
+  const VersionSum lost = lost_versions();
   if (lost.versions == 0 || is_asked_again) return true;
   const bool asks = signal == SIGINT && ::isatty(STDIN_FILENO) == 1;
   if (asks)
