@@ -16,7 +16,7 @@ namespace onecopy::store {
 namespace {
 
 /// A set of blocks that are kept for a version, and the end of the pipe that tells when they may be released.
-struct Hold {
+struct KeptBlocks {
   Fd end;
   std::vector<BlockRef> blocks;
 };
@@ -28,12 +28,12 @@ Fd keep(std::vector<BlockRef> blocks) {
     throw_errno("cannot make a pipe for a published version", errno, ErrorCode::out_of_descriptors);
   Fd ours(ends[0]);
   Fd theirs(ends[1]);
-  auto hold = std::make_shared<Hold>(Hold{std::move(ours), std::move(blocks)});
-  const int fd = hold->end.get();
+  auto kept = std::make_shared<KeptBlocks>(KeptBlocks{std::move(ours), std::move(blocks)});
+  const int fd = kept->end.get();
   EventLoop& loop = Session::current().loop();
-  loop.add(fd, [hold, &loop] {  // the registration owns the hold
-    loop.remove(hold->end.get());
-    hold->blocks.clear();
+  loop.add(fd, [kept, &loop] {  // the registration owns the blocks
+    loop.remove(kept->end.get());
+    kept->blocks.clear();
   });
   return theirs;
 }
