@@ -11,7 +11,7 @@ std::vector<const VersionRecord*> VersionRules::versions_here() const {
   std::vector<const VersionRecord*> here;
   for (const auto& [name, object] : catalog_.objects())
     for (const auto& [number, version] : object.versions)
-      if (holder_.is_here(version.record.id)) here.push_back(&version.record);
+      if (keeper_.is_here(version.record.id)) here.push_back(&version.record);
   return here;
 }
 
@@ -22,8 +22,8 @@ std::vector<const VersionRecord*> VersionRules::droppable() const {
   for (const auto& [name, object] : catalog_.objects()) {
     const VersionRecord* newest = nullptr;
     for (const auto* const version : catalog_.by_shown(name)) {
-      if (!holder_.is_here(version->record.id)) continue;
-      if (newest && !holder_.may_be_read(newest->id)) found.push_back(newest);
+      if (!keeper_.is_here(version->record.id)) continue;
+      if (newest && !keeper_.may_be_read(newest->id)) found.push_back(newest);
       newest = &version->record;
     }
   }
@@ -60,8 +60,8 @@ void VersionRules::reclaim(const std::string& name) {
   const VersionRecord* const current = this->current(name);
   for (const std::uint64_t id : catalog_.older_than_newest(name, object->keep)) {
     if (current && id == current->id) continue;
-    const bool is_here = holder_.is_here(id);
-    if (is_here ? current && !holder_.may_be_read(id) : is_passed) drop(id);
+    const bool is_here = keeper_.is_here(id);
+    if (is_here ? current && !keeper_.may_be_read(id) : is_passed) drop(id);
     else unreclaimed_.insert(name);
   }
 }
@@ -78,11 +78,11 @@ void VersionRules::reclaim_due() {
 }
 
 void VersionRules::give_up_awaited() {
-  if (has_given_up_ || holder_.now() < begin_ + kAwaited) return;
+  if (has_given_up_ || keeper_.now() < begin_ + kAwaited) return;
   for (const auto& [name, object] : catalog_.objects()) {
     std::vector<std::uint64_t> ids;
     for (const auto& [number, version] : object.versions)
-      if (!holder_.is_here(version.record.id)) ids.push_back(version.record.id);
+      if (!keeper_.is_here(version.record.id)) ids.push_back(version.record.id);
     if (ids.empty()) continue;
     for (const std::uint64_t id : ids) drop(id);
     Record record = catalog_.record(name);
@@ -95,7 +95,7 @@ void VersionRules::give_up_awaited() {
 
 void VersionRules::expire_by_age() {
   if (!reservations_.limits().age) return;
-  const std::chrono::nanoseconds now(holder_.wall_clock());
+  const std::chrono::nanoseconds now(keeper_.wall_clock());
   std::vector<std::uint64_t> ids;
   for (const VersionRecord* const version : droppable())
     if (now - std::chrono::nanoseconds(version->made_at) >= *reservations_.limits().age)
@@ -105,18 +105,18 @@ void VersionRules::expire_by_age() {
 
 void VersionRules::drop_unread() {
   for (const VersionRecord* const version : versions_here())
-    if (!holder_.may_be_read(version->id)) drop(version->id);
+    if (!keeper_.may_be_read(version->id)) drop(version->id);
 }
 
 VersionRules::Clock::time_point VersionRules::next_reclaim() const {
-  const Clock::time_point now = holder_.now();
+  const Clock::time_point now = keeper_.now();
   const bool has_work = !unreclaimed_.empty() || !catalog_.transactions().open().empty();
   Clock::time_point next = has_work ? now + kNextLook : Clock::time_point::max();
   if (!has_given_up_ && versions_here().size() != catalog_.size()) next = std::min(next, begin_ + kAwaited);
   if (!reservations_.limits().age) return next;
   const auto old = droppable();
   if (old.empty()) return next;
-  const std::chrono::nanoseconds age(holder_.wall_clock() - old.front()->made_at);
+  const std::chrono::nanoseconds age(keeper_.wall_clock() - old.front()->made_at);
   return std::min(
       next, now + std::max<Clock::duration>(*reservations_.limits().age - age, Clock::duration::zero()));
 }

@@ -22,14 +22,14 @@ std::vector<Record> VersionRules::records() {
 }
 
 void VersionRules::write(const Record& record) {
-  holder_.write(record);
+  keeper_.write(record);
   catalog_.apply(record);
 }
 
 void VersionRules::drop(std::uint64_t id) {
   write({.kind = Record::Kind::drop, .id = id});
   point("store.drop.recorded");
-  holder_.forget(id);
+  keeper_.forget(id);
 }
 
 void VersionRules::throw_missing(const std::string& name, std::uint64_t number) const {
@@ -39,7 +39,7 @@ void VersionRules::throw_missing(const std::string& name, std::uint64_t number) 
                 "the store has no object \"{}\"; `onecopy store ls` lists those it has", name);
   std::vector<std::uint64_t> here;
   for (const auto& [there, version] : object->versions)
-    if (holder_.is_here(version.record.id)) here.push_back(there);
+    if (keeper_.is_here(version.record.id)) here.push_back(there);
   if (here.empty())
     throw_error(ErrorCode::stale_handle,
                 "\"{}\" was lost with the last keeper; publish it again, unless a process that has it "
@@ -53,7 +53,7 @@ void VersionRules::throw_missing(const std::string& name, std::uint64_t number) 
 /// Returns the version of that number. Throws stale_handle if its memory is not here.
 const Catalog::Version& VersionRules::require(const std::string& name, std::uint64_t number) const {
   const Catalog::Version* const version = catalog_.find(name, number);
-  if (!version || !holder_.is_here(version->record.id)) throw_missing(name, number);
+  if (!version || !keeper_.is_here(version->record.id)) throw_missing(name, number);
   return *version;
 }
 
@@ -82,7 +82,7 @@ void VersionRules::hold_and_write(const Record& record, const Hold& hold) {
   try {
     write(record);
   } catch (...) {
-    holder_.forget(record.id);
+    keeper_.forget(record.id);
     throw;
   }
 }
@@ -90,7 +90,7 @@ void VersionRules::hold_and_write(const Record& record, const Hold& hold) {
 std::uint64_t VersionRules::publish(VersionRecord version, const Hold& hold) {
   check_name(version.name);
   if (const auto* const before = catalog_.find(version.name, version.token)) {
-    if (!holder_.is_here(before->record.id)) hold(before->record.id);
+    if (!keeper_.is_here(before->record.id)) hold(before->record.id);
     return before->record.number;
   }
   if (const auto* const dropped = catalog_.find_dropped(version.name, version.token))
@@ -100,7 +100,7 @@ std::uint64_t VersionRules::publish(VersionRecord version, const Hold& hold) {
   version.number = catalog_.next_number(version.name);
   if (version.number > kMaxNumber)
     throw_error(ErrorCode::unsupported, "\"{}\" has no numbers left", version.name);
-  version.made_at = holder_.wall_clock();
+  version.made_at = keeper_.wall_clock();
   const VersionRecord& added = add(std::move(version), hold);
   ++published_[added.name];
   reservations_.release(added.token);
@@ -111,13 +111,13 @@ std::uint64_t VersionRules::publish(VersionRecord version, const Hold& hold) {
 
 bool VersionRules::is_awaited(const std::string& name) const {
   const auto versions = catalog_.by_shown(name);
-  return std::ranges::any_of(versions, [this](auto* v) { return !holder_.is_here(v->record.id); });
+  return std::ranges::any_of(versions, [this](auto* v) { return !keeper_.is_here(v->record.id); });
 }
 
 const VersionRecord* VersionRules::current(const std::string& name) const noexcept {
   const auto versions = catalog_.by_shown(name);
   for (auto version = versions.rbegin(); version != versions.rend(); ++version) {
-    if (holder_.is_here((*version)->record.id)) return &(*version)->record;
+    if (keeper_.is_here((*version)->record.id)) return &(*version)->record;
     if (is_in_grace()) return nullptr;
   }
   return nullptr;
@@ -128,7 +128,7 @@ const VersionRecord* VersionRules::open(const std::string& name, std::uint64_t n
   if (number == 0)
     if (const VersionRecord* const version = current(name)) return version;
   if (const Catalog::Version* const version = catalog_.find(name, number)) {
-    if (holder_.is_here(version->record.id)) return &version->record;
+    if (keeper_.is_here(version->record.id)) return &version->record;
     if (is_in_grace()) return nullptr;
   }
   if (number == 0 && is_in_grace() && is_awaited(name)) return nullptr;
@@ -152,7 +152,7 @@ bool VersionRules::check_restored(const VersionRecord& version, bool is_ours) co
 void VersionRules::restore(VersionRecord version, bool is_ours, const Hold& hold) {
   check_name(version.name);
   if (const auto* const known = catalog_.find(version.name, version.token)) {
-    if (!holder_.is_here(known->record.id)) hold(known->record.id);
+    if (!keeper_.is_here(known->record.id)) hold(known->record.id);
     unreclaimed_.insert(version.name);
     return;
   }

@@ -15,11 +15,11 @@
 namespace onecopy::store {
 
 /// The keeper, as the rules of versions see it. Tests have a keeper without processes.
-class VersionHolder {
+class VersionKeeper {
  public:
   using Clock = std::chrono::steady_clock;
 
-  virtual ~VersionHolder() = default;
+  virtual ~VersionKeeper() = default;
   virtual Clock::time_point now() const = 0;
   virtual std::int64_t wall_clock() const = 0;  ///< nanoseconds since 1970
   /// Returns whether the keeper has the memory of the version.
@@ -54,7 +54,7 @@ class VersionHolder {
 /// Thread safety: none.
 class VersionRules {
  public:
-  using Clock = VersionHolder::Clock;
+  using Clock = VersionKeeper::Clock;
   /// Lets the keeper have the memory of the version with this id.
   using Hold = std::function<void(std::uint64_t id)>;
 
@@ -65,8 +65,8 @@ class VersionRules {
 
   /// `begin`: the start of the keeper. `knows_all`: false if the index was lost, so that versions which the index does
   /// not name may be given back.
-  VersionRules(VersionHolder& holder, Limits limits, Clock::time_point begin, bool knows_all)
-      : holder_(holder), reservations_(std::move(limits)), begin_(begin), knows_all_(knows_all) {}
+  VersionRules(VersionKeeper& keeper, Limits limits, Clock::time_point begin, bool knows_all)
+      : keeper_(keeper), reservations_(std::move(limits)), begin_(begin), knows_all_(knows_all) {}
 
   /// Applies a record of the index.
   void replay(const Record& record) { catalog_.apply(record); }
@@ -75,7 +75,7 @@ class VersionRules {
   std::vector<Record> records();
 
   /// Publishes a version, and returns its number. A version whose token was published before gets its number again.
-  /// Throws invalid_argument, out_of_memory, and what Hold and VersionHolder::write() throw, with nothing changed.
+  /// Throws invalid_argument, out_of_memory, and what Hold and VersionKeeper::write() throw, with nothing changed.
   std::uint64_t publish(VersionRecord version, const Hold& hold);
   /// Lets a process take part in a transaction: as the first one, if its token is the transaction's. A member that takes
   /// part already goes on. Throws stale_handle for a transaction that has ended, and as publish().
@@ -146,7 +146,7 @@ class VersionRules {
   std::vector<std::uint64_t> room_for_all(const Transactions::Records& parts) const;
   void write(const Record& record);
   void drop(std::uint64_t id);
-  bool is_in_grace() const { return holder_.now() < grace_end(); }
+  bool is_in_grace() const { return keeper_.now() < grace_end(); }
   bool is_awaited(const std::string& name) const;
   std::vector<std::uint64_t> room_for(const VersionRecord& version) const;
   std::vector<const VersionRecord*> versions_here() const;
@@ -155,7 +155,7 @@ class VersionRules {
   void expire_by_age();
   void give_up_awaited();
 
-  VersionHolder& holder_;
+  VersionKeeper& keeper_;
   Catalog catalog_;
   Reservations reservations_;
   const Clock::time_point begin_;

@@ -20,20 +20,20 @@ const Transactions::Open& VersionRules::require_open(const Token& transaction) c
 }
 
 bool VersionRules::is_broken(const Token& token, const Transactions::Open& transaction) const {
-  const auto is_here = [this](const auto& part) { return holder_.is_here(part.first); };
+  const auto is_here = [this](const auto& part) { return keeper_.is_here(part.first); };
   return transaction.members.empty() || !is_carried_on(token, transaction) ||
          !std::ranges::all_of(transaction.parts, is_here);
 }
 
 bool VersionRules::is_carried_on(const Token& token, const Transactions::Open& transaction) const {
   const auto is_alive = [this](const auto& m) {
-    return holder_.is_here(m.first) && holder_.may_be_read(m.first);
+    return keeper_.is_here(m.first) && keeper_.may_be_read(m.first);
   };
   const std::uint32_t away = transaction.members.begin()->second.keep;
   if (away == 0) return std::ranges::all_of(transaction.members, is_alive);
   const auto last = carried_.find(token);
   return std::ranges::any_of(transaction.members, is_alive) ||
-         holder_.now() <= (last == carried_.end() ? begin_ : last->second) + std::chrono::seconds(away);
+         keeper_.now() <= (last == carried_.end() ? begin_ : last->second) + std::chrono::seconds(away);
 }
 
 /// Notes which transactions have a process now.
@@ -41,20 +41,20 @@ void VersionRules::note_carried() {
   std::erase_if(carried_, [this](const auto& one) { return !catalog_.transactions().find(one.first); });
   for (const auto& [token, open] : catalog_.transactions().open())
     for (const auto& [id, member] : open.members)
-      if (member.keep != 0 && holder_.is_here(id) && holder_.may_be_read(id))
-        carried_[token] = holder_.now();
+      if (member.keep != 0 && keeper_.is_here(id) && keeper_.may_be_read(id))
+        carried_[token] = keeper_.now();
 }
 
 void VersionRules::forget_all(const Transactions::Records& records) {
   for (const auto& [id, record] : records)
-    if (holder_.is_here(id)) holder_.forget(id);
+    if (keeper_.is_here(id)) keeper_.forget(id);
 }
 
 void VersionRules::join(const Token& transaction, VersionRecord member, const Hold& hold) {
   const bool begins = member.token == transaction && !catalog_.transactions().find(transaction) &&
                       !catalog_.transactions().end_of(transaction);
   if (!begins && find(require_open(transaction).members, member.token)) return;
-  if (member.keep != 0) carried_[transaction] = holder_.now();
+  if (member.keep != 0) carried_[transaction] = keeper_.now();
   const std::uint64_t id = member.id = catalog_.next_id();
   hold_and_write(
       {.kind = Record::Kind::join, .id = id, .version = std::move(member), .transaction = transaction},
@@ -81,7 +81,7 @@ void VersionRules::publish_part(const Token& transaction, VersionRecord version,
       {.kind = Record::Kind::part, .id = id, .version = std::move(version), .transaction = transaction},
       hold);
   reservations_.release(token);
-  if (replaced != 0) holder_.forget(replaced);
+  if (replaced != 0) keeper_.forget(replaced);
 }
 
 const VersionRecord& VersionRules::draft(const Token& transaction, const Token& token) const {
@@ -104,7 +104,7 @@ std::uint64_t VersionRules::number_for(const VersionRecord& part) const {
   const std::uint64_t wanted = part.number & ~kExactNumber;
   if (wanted == part.number) return std::max(wanted, catalog_.next_number(part.name));
   const auto* const there = catalog_.find(part.name, wanted);
-  if (there && holder_.is_here(there->record.id))
+  if (there && keeper_.is_here(there->record.id))
     throw_error(ErrorCode::invalid_argument, "the store has another version {} of \"{}\": remove it first",
                 wanted, part.name);
   return wanted;
@@ -116,7 +116,7 @@ std::uint64_t VersionRules::commit(const Token& transaction) {
   const Transactions::Open open = require_open(transaction);  // a copy, since the record removes it
   Record record{.kind = Record::Kind::commit, .transaction = transaction};
   record.version.number = 1;
-  record.version.made_at = holder_.wall_clock();
+  record.version.made_at = keeper_.wall_clock();
   for (const auto& [id, part] : open.parts) {
     if (part.kind == VersionKind::draft)
       throw_error(ErrorCode::invalid_argument,

@@ -37,7 +37,7 @@ struct Connection {
 /// descriptors, and with no clients, which connect again.
 ///
 /// Thread safety: none; its process has one thread. Invariant: the rules' catalog is what the index says.
-class Worker final : private VersionHolder {
+class Worker final : private VersionKeeper {
  public:
   Worker(Holdings& holdings, Partner& guard);
 

@@ -19,7 +19,7 @@ namespace {
 using namespace std::chrono_literals;
 
 /// A machine: an index that outlives keepers, and the versions that a keeper holds and processes read.
-class FakeKeeper : public VersionHolder {
+class FakeKeeper : public VersionKeeper {
  public:
   FakeKeeper() { start(true); }
 
