@@ -24,7 +24,7 @@ constexpr std::chrono::milliseconds kShortLife{50};
 bool take_notes(Holdings& holdings, Partner& worker) {
   while (auto note = worker.hear()) {
     switch (note->kind) {
-      case Partner::Kind::hold:
+      case Partner::Kind::take:
         std::move(note->fds.begin(), note->fds.end(), std::back_inserter(holdings.versions[note->id]));
         break;
       case Partner::Kind::drop: holdings.versions.erase(note->id); break;

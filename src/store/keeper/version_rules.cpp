@@ -70,14 +70,14 @@ void VersionRules::check_kind(const VersionRecord& version) const {
 
 /// Adds a version. Lets the keeper have the memory before the record is written, so that a version with a record always
 /// has its memory.
-const VersionRecord& VersionRules::add(VersionRecord version, const Hold& hold) {
+const VersionRecord& VersionRules::add(VersionRecord version, const Take& take) {
   const std::uint64_t id = version.id = catalog_.next_id();
-  hold_and_write({.kind = Record::Kind::publish, .id = id, .version = std::move(version)}, hold);
+  take_and_write({.kind = Record::Kind::publish, .id = id, .version = std::move(version)}, take);
   return catalog_.find(id)->record;
 }
 
-void VersionRules::hold_and_write(const Record& record, const Hold& hold) {
-  hold(record.id);
+void VersionRules::take_and_write(const Record& record, const Take& take) {
+  take(record.id);
   point("store.publish.held");
   try {
     write(record);
@@ -87,10 +87,10 @@ void VersionRules::hold_and_write(const Record& record, const Hold& hold) {
   }
 }
 
-std::uint64_t VersionRules::publish(VersionRecord version, const Hold& hold) {
+std::uint64_t VersionRules::publish(VersionRecord version, const Take& take) {
   check_name(version.name);
   if (const auto* const before = catalog_.find(version.name, version.token)) {
-    if (!keeper_.is_here(before->record.id)) hold(before->record.id);
+    if (!keeper_.is_here(before->record.id)) take(before->record.id);
     return before->record.number;
   }
   if (const auto* const dropped = catalog_.find_dropped(version.name, version.token))
@@ -101,7 +101,7 @@ std::uint64_t VersionRules::publish(VersionRecord version, const Hold& hold) {
   if (version.number > kMaxNumber)
     throw_error(ErrorCode::unsupported, "\"{}\" has no numbers left", version.name);
   version.made_at = keeper_.wall_clock();
-  const VersionRecord& added = add(std::move(version), hold);
+  const VersionRecord& added = add(std::move(version), take);
   ++published_[added.name];
   reservations_.release(added.token);
   const std::uint64_t number = added.number;
@@ -149,10 +149,10 @@ bool VersionRules::check_restored(const VersionRecord& version, bool is_ours) co
   return is_given_up;
 }
 
-void VersionRules::restore(VersionRecord version, bool is_ours, const Hold& hold) {
+void VersionRules::restore(VersionRecord version, bool is_ours, const Take& take) {
   check_name(version.name);
   if (const auto* const known = catalog_.find(version.name, version.token)) {
-    if (!keeper_.is_here(known->record.id)) hold(known->record.id);
+    if (!keeper_.is_here(known->record.id)) take(known->record.id);
     unreclaimed_.insert(version.name);
     return;
   }
@@ -162,7 +162,7 @@ void VersionRules::restore(VersionRecord version, bool is_ours, const Hold& hold
   const auto* const current = catalog_.current(name);
   const bool stays = current && (is_given_up || current->record.number > version.number);
   const std::uint64_t before = stays ? current->record.id : 0;
-  add(std::move(version), hold);
+  add(std::move(version), take);
   if (before != 0) write({.kind = Record::Kind::show, .id = before});
   unreclaimed_.insert(name);
 }

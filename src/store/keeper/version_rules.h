@@ -56,7 +56,7 @@ class VersionRules {
  public:
   using Clock = VersionKeeper::Clock;
   /// Lets the keeper have the memory of the version with this id.
-  using Hold = std::function<void(std::uint64_t id)>;
+  using Take = std::function<void(std::uint64_t id)>;
 
   static constexpr std::chrono::seconds kGrace{2};
   static constexpr std::chrono::minutes kAwaited{10};
@@ -75,14 +75,14 @@ class VersionRules {
   std::vector<Record> records();
 
   /// Publishes a version, and returns its number. A version whose token was published before gets its number again.
-  /// Throws invalid_argument, out_of_memory, and what Hold and VersionKeeper::write() throw, with nothing changed.
-  std::uint64_t publish(VersionRecord version, const Hold& hold);
+  /// Throws invalid_argument, out_of_memory, and what Take and VersionKeeper::write() throw, with nothing changed.
+  std::uint64_t publish(VersionRecord version, const Take& take);
   /// Lets a process take part in a transaction: as the first one, if its token is the transaction's. A member that takes
   /// part already goes on. Throws stale_handle for a transaction that has ended, and as publish().
-  void join(const Token& transaction, VersionRecord member, const Hold& hold);
+  void join(const Token& transaction, VersionRecord member, const Take& take);
   /// Adds a part to a transaction, or puts it in the place of the part with the same token. Drops nothing. Throws
   /// stale_handle for a transaction that has ended, and as publish().
-  void publish_part(const Token& transaction, VersionRecord version, const Hold& hold);
+  void publish_part(const Token& transaction, VersionRecord version, const Take& take);
   /// Returns a part that is being written. Throws stale_handle.
   const VersionRecord& draft(const Token& transaction, const Token& token) const;
   /// Makes all parts of a transaction the current versions of their objects, with one number, which the function returns.
@@ -104,7 +104,7 @@ class VersionRules {
   const VersionRecord* current(const std::string& name) const noexcept;
   /// Takes the memory of a version back. `is_ours`: the client opened the version while this keeper ran. Throws
   /// stale_handle for a version that was dropped, and what publish() throws.
-  void restore(VersionRecord version, bool is_ours, const Hold& hold);
+  void restore(VersionRecord version, bool is_ours, const Take& take);
   /// Makes an earlier version the current one. Throws stale_handle.
   void rollback(const std::string& name, std::uint64_t number);
   /// Drops all versions but the `keep` that were current last, whether they are read or not.
@@ -135,8 +135,8 @@ class VersionRules {
   [[noreturn]] void throw_missing(const std::string& name, std::uint64_t number) const;
   void check_kind(const VersionRecord& version) const;
   bool check_restored(const VersionRecord& version, bool is_ours) const;
-  const VersionRecord& add(VersionRecord version, const Hold& hold);
-  void hold_and_write(const Record& record, const Hold& hold);
+  const VersionRecord& add(VersionRecord version, const Take& take);
+  void take_and_write(const Record& record, const Take& take);
   const Transactions::Open& require_open(const Token& transaction) const;
   bool is_broken(const Token& token, const Transactions::Open& transaction) const;
   bool is_carried_on(const Token& token, const Transactions::Open& transaction) const;

@@ -50,18 +50,18 @@ void VersionRules::forget_all(const Transactions::Records& records) {
     if (keeper_.is_here(id)) keeper_.forget(id);
 }
 
-void VersionRules::join(const Token& transaction, VersionRecord member, const Hold& hold) {
+void VersionRules::join(const Token& transaction, VersionRecord member, const Take& take) {
   const bool begins = member.token == transaction && !catalog_.transactions().find(transaction) &&
                       !catalog_.transactions().end_of(transaction);
   if (!begins && find(require_open(transaction).members, member.token)) return;
   if (member.keep != 0) carried_[transaction] = keeper_.now();
   const std::uint64_t id = member.id = catalog_.next_id();
-  hold_and_write(
+  take_and_write(
       {.kind = Record::Kind::join, .id = id, .version = std::move(member), .transaction = transaction},
-      hold);
+      take);
 }
 
-void VersionRules::publish_part(const Token& transaction, VersionRecord version, const Hold& hold) {
+void VersionRules::publish_part(const Token& transaction, VersionRecord version, const Take& take) {
   check_name(version.name);
   if (catalog_.find(version.name, version.token) || catalog_.find_dropped(version.name, version.token))
     return;  // the answer to the commit was lost, and the client repeats all of its publish
@@ -77,9 +77,9 @@ void VersionRules::publish_part(const Token& transaction, VersionRecord version,
   const std::uint64_t replaced = before ? before->id : 0;
   const Token token = version.token;
   const std::uint64_t id = version.id = catalog_.next_id();
-  hold_and_write(
+  take_and_write(
       {.kind = Record::Kind::part, .id = id, .version = std::move(version), .transaction = transaction},
-      hold);
+      take);
   reservations_.release(token);
   if (replaced != 0) keeper_.forget(replaced);
 }

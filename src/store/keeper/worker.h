@@ -92,7 +92,7 @@ class Worker final : private VersionKeeper {
   bool may_be_read(std::uint64_t id) const override;
   void write(const Record& record) override;
   void forget(std::uint64_t id) override;
-  void hold(std::uint64_t id, std::vector<Fd> files);
+  void take(std::uint64_t id, std::vector<Fd> files);
   void recover();
   void replace_index();
   void rewrite_index() noexcept;

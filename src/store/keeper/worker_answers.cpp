@@ -94,12 +94,12 @@ void Worker::publish(Connection& c, Packet packet) {
   version.publisher = c.pid;
   if (transaction != Token{}) {
     rules_.publish_part(transaction, std::move(version),
-                        [&](std::uint64_t id) { hold(id, std::move(packet.fds)); });
+                        [&](std::uint64_t id) { take(id, std::move(packet.fds)); });
     return send(c, pack(Published{}));
   }
   const std::string name = version.name;
   const std::uint64_t number =
-      rules_.publish(std::move(version), [&](std::uint64_t id) { hold(id, std::move(packet.fds)); });
+      rules_.publish(std::move(version), [&](std::uint64_t id) { take(id, std::move(packet.fds)); });
   point("store.publish.recorded");
   send(c, pack(Published{number}));
   answer_waiting();
@@ -111,7 +111,7 @@ void Worker::join(Connection& c, Packet packet) {
   if (packet.fds.size() != 1)
     throw Error(ErrorCode::protocol, "a member of a transaction came without its file");
   member.publisher = c.pid;
-  rules_.join(transaction, std::move(member), [&](std::uint64_t id) { hold(id, std::move(packet.fds)); });
+  rules_.join(transaction, std::move(member), [&](std::uint64_t id) { take(id, std::move(packet.fds)); });
   send(c, pack(Done{}));
 }
 
@@ -168,7 +168,7 @@ void Worker::restore(Connection& c, Packet packet) {
   auto [version, keeper] = unpack<Restore>(packet.bytes);
   check_files(version, packet.fds);
   rules_.restore(std::move(version), keeper == holdings_.keeper,
-                 [&](std::uint64_t id) { hold(id, std::move(packet.fds)); });
+                 [&](std::uint64_t id) { take(id, std::move(packet.fds)); });
   point("store.worker.restored");
   send(c, pack(Done{}));
   answer_waiting();

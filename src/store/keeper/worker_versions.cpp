@@ -94,9 +94,9 @@ void Worker::recover() {
 
 /// Takes the memory of a version, and gives it to the guard. Opens the table anew, since the sender may have a lock of
 /// the open file that came.
-void Worker::hold(std::uint64_t id, std::vector<Fd> files) {
+void Worker::take(std::uint64_t id, std::vector<Fd> files) {
   files.front() = reopen_read_only(files.front());
-  guard_.tell(Partner::Kind::hold, id, numbers_of(files));
+  guard_.tell(Partner::Kind::take, id, numbers_of(files));
   holdings_.versions[id] = std::move(files);
 }
 

@@ -37,7 +37,7 @@ class FakeKeeper : public VersionKeeper {
   std::uint64_t publish(const std::string& name, std::uint32_t keep = 2, std::uint64_t bytes = 10,
                         int publisher = 1) {
     VersionRecord version = draft(name, keep, bytes, publisher);
-    const std::uint64_t number = rules->publish(version, hold());
+    const std::uint64_t number = rules->publish(version, take());
     rules->reclaim(name);
     return number;
   }
@@ -52,7 +52,7 @@ class FakeKeeper : public VersionKeeper {
     version.publisher = publisher;
     return version;
   }
-  VersionRules::Hold hold() {
+  VersionRules::Take take() {
     return [this](std::uint64_t id) { here.insert(id); };
   }
   /// Returns the number of the version that a process opens; 0 if there is none, nothing if the process waits.
@@ -70,7 +70,7 @@ class FakeKeeper : public VersionKeeper {
   }
   std::optional<ErrorCode> restore(const VersionRecord& version, bool is_ours = false) {
     try {
-      rules->restore(version, is_ours, hold());
+      rules->restore(version, is_ours, take());
       return std::nullopt;
     } catch (const Error& error) {
       return error.code();
@@ -256,10 +256,10 @@ TEST(StoreRules, UseNoNumberTwice) {
 TEST(StoreRules, PublishOnceHoweverOftenAPublisherAsks) {
   FakeKeeper keeper;
   const VersionRecord version = keeper.draft("w", 1);
-  EXPECT_EQ(keeper.rules->publish(version, keeper.hold()), 1u);
-  EXPECT_EQ(keeper.rules->publish(version, keeper.hold()), 1u);
+  EXPECT_EQ(keeper.rules->publish(version, keeper.take()), 1u);
+  EXPECT_EQ(keeper.rules->publish(version, keeper.take()), 1u);
   keeper.publish("w", 1);
-  EXPECT_EQ(keeper.rules->publish(version, keeper.hold()), 1u);  // dropped by now
+  EXPECT_EQ(keeper.rules->publish(version, keeper.take()), 1u);  // dropped by now
   EXPECT_EQ(keeper.open("w"), 2u);
 }
 
@@ -322,7 +322,7 @@ TEST(StoreRules, CountADraftThatIsPublishedOnce) {
   keeper.start(true, {.bytes = 100});
   const VersionRecord draft = keeper.draft("a", 1, 60);
   keeper.rules->reserve(1, draft);
-  EXPECT_EQ(keeper.rules->publish(draft, keeper.hold()), 1u);
+  EXPECT_EQ(keeper.rules->publish(draft, keeper.take()), 1u);
   keeper.rules->reserve(1, keeper.draft("b", 1, 40));
 }
 
@@ -333,7 +333,7 @@ TEST(StoreRules, DropOldVersionsForAPublishAndNotForAReservation) {
   const VersionRecord draft = keeper.draft("w", 2, 60);
   keeper.rules->reserve(1, draft);
   EXPECT_EQ(keeper.open("w", 1), 1u);
-  EXPECT_EQ(keeper.rules->publish(draft, keeper.hold()), 3u);
+  EXPECT_EQ(keeper.rules->publish(draft, keeper.take()), 3u);
   EXPECT_EQ(keeper.open("w", 1), 0u);
   EXPECT_EQ(keeper.open("w", 2), 2u);
 }
@@ -348,7 +348,7 @@ class Transacting : public FakeKeeper {
     VersionRecord record;
     record.token = member;
     rules->join(transaction, record, [&](std::uint64_t id) {
-      hold()(id);
+      take()(id);
       read.insert(id);  // its file is locked
     });
     return member;
@@ -360,7 +360,7 @@ class Transacting : public FakeKeeper {
                     VersionKind kind = VersionKind::copied) {
     VersionRecord part = draft(name, keep);
     part.kind = kind;
-    rules->publish_part(transaction, part, hold());
+    rules->publish_part(transaction, part, take());
     return part;
   }
   /// Returns the number that the parts got; 0 if the transaction was aborted.
@@ -405,7 +405,7 @@ TEST(StoreTransactions, GiveAVersionOfAGroupItsNumberAlsoAfterALargerOne) {
   for (int i = 0; i < 3; ++i) keeper.publish("a", 1);
   VersionRecord part = keeper.draft("a", 3);
   part.number = 1 | kExactNumber;
-  keeper.rules->publish_part(keeper.transaction, part, keeper.hold());
+  keeper.rules->publish_part(keeper.transaction, part, keeper.take());
   EXPECT_EQ(keeper.commit(), 1u);
   EXPECT_EQ(keeper.open("a"), 1u);
   EXPECT_EQ(keeper.record("a", 1).token, part.token);
@@ -418,7 +418,7 @@ TEST(StoreTransactions, RefuseANumberThatAVersionHereHasUnlessItsMemoryIsLost) {
   keeper.publish("a");
   VersionRecord part = keeper.draft("a");
   part.number = 1 | kExactNumber;
-  keeper.rules->publish_part(keeper.transaction, part, keeper.hold());
+  keeper.rules->publish_part(keeper.transaction, part, keeper.take());
   EXPECT_THROW(keeper.rules->commit(keeper.transaction), Error);
   EXPECT_EQ(keeper.open("a"), 1u);
   keeper.here.erase(keeper.record("a", 1).id);
@@ -491,7 +491,7 @@ TEST(StoreTransactions, AreNotCommittedBeforeEachDraftIsPublished) {
   EXPECT_EQ(keeper.rules->draft(keeper.transaction, part.token).token, part.token);
   EXPECT_THROW(keeper.rules->commit(keeper.transaction), Error);
   part.kind = VersionKind::copied;
-  keeper.rules->publish_part(keeper.transaction, part, keeper.hold());
+  keeper.rules->publish_part(keeper.transaction, part, keeper.take());
   EXPECT_THROW(keeper.rules->draft(keeper.transaction, part.token), Error);
   EXPECT_EQ(keeper.commit(), 1u);
   EXPECT_EQ(keeper.here.size(), 1u);
@@ -500,7 +500,7 @@ TEST(StoreTransactions, AreNotCommittedBeforeEachDraftIsPublished) {
 TEST(StoreTransactions, HaveOnePartOfAnObject) {
   Transacting keeper;
   const VersionRecord part = keeper.add("a");
-  keeper.rules->publish_part(keeper.transaction, part, keeper.hold());  // its first answer was lost
+  keeper.rules->publish_part(keeper.transaction, part, keeper.take());  // its first answer was lost
   EXPECT_THROW(keeper.add("a"), Error);
   EXPECT_EQ(keeper.commit(), 1u);
 }
@@ -524,10 +524,10 @@ TEST(StoreTransactions, TakeAPartAgainThatIsCommittedAlready) {
   Transacting keeper;
   const VersionRecord part = keeper.add("a", 1);
   EXPECT_EQ(keeper.commit(), 1u);
-  keeper.rules->publish_part(keeper.transaction, part, keeper.hold());
+  keeper.rules->publish_part(keeper.transaction, part, keeper.take());
   EXPECT_EQ(keeper.commit(), 1u);
   keeper.rules->remove("a", 0);
-  keeper.rules->publish_part(keeper.transaction, part, keeper.hold());
+  keeper.rules->publish_part(keeper.transaction, part, keeper.take());
   EXPECT_EQ(keeper.commit(), 1u);
   EXPECT_EQ(keeper.open("a"), 0u);
 }
