@@ -108,9 +108,9 @@ void Client::restore_all(Deadline deadline) {
   std::erase_if(reserved_, [](const auto& version) { return version.expired(); });
   for (const auto& reserved : reserved_)
     if (const auto version = reserved.lock(); version && link_) reserve_again(*version, deadline);
-  std::erase_if(held_, [](const auto& held) { return held.expired(); });
-  for (const auto& held : held_)
-    if (const auto version = held.lock(); version && link_ && version->keeper != link_->welcome().keeper)
+  std::erase_if(read_, [](const auto& read) { return read.expired(); });
+  for (const auto& read : read_)
+    if (const auto version = read.lock(); version && link_ && version->keeper != link_->welcome().keeper)
       restore(*version, deadline);
 }
 
@@ -151,14 +151,14 @@ void Client::ask_while_connecting(const Bytes& question, std::span<const int> fd
 }
 
 /// Gives a version that is read here back to a new keeper. If the keeper refuses the version, the version stays mapped here.
-void Client::restore(HeldVersion& held, Deadline deadline) {
-  if (held.kept == 0) return;
-  const Bytes question = pack(Restore{held.version, held.keeper});
-  ask_while_connecting(question, numbers_of(held.files), deadline, [&](const Error& error) {
-    log_warning("the store does not take back version {} of \"{}\": {}", held.version.number,
-                held.version.name, error.what());
+void Client::restore(ReadVersion& read, Deadline deadline) {
+  if (read.kept == 0) return;
+  const Bytes question = pack(Restore{read.version, read.keeper});
+  ask_while_connecting(question, numbers_of(read.files), deadline, [&](const Error& error) {
+    log_warning("the store does not take back version {} of \"{}\": {}", read.version.number,
+                read.version.name, error.what());
   });
-  if (link_) held.keeper = link_->welcome().keeper;
+  if (link_) read.keeper = link_->welcome().keeper;
 }
 
 /// Repeats a reservation. If the limit is exceeded by now, the draft is refused when it is published.
@@ -172,18 +172,18 @@ std::optional<Reading> Client::open(const std::string& name, std::uint64_t numbe
                                     Deadline deadline) {
   ReleasableLock lock(mutex_);
   const Token token = known ? known->version().token : Token{};
-  const bool keeps = HeldVersion::may_keep_more();
+  const bool keeps = ReadVersion::may_keep_more();
   Packet packet = exchange_locked([&] { return pack(Open{name, number, token, keeps}); }, {}, deadline);
   auto opened = unpack<Opened>(packet.bytes);
   if (packet.fds.empty()) {
     if (known) return std::nullopt;
     throw Error(ErrorCode::protocol, "the store's keeper sent a version without its descriptors");
   }
-  auto held = std::make_shared<HeldVersion>(std::move(opened.version), link_->welcome().keeper,
+  auto read = std::make_shared<ReadVersion>(std::move(opened.version), link_->welcome().keeper,
                                             std::move(packet.fds), keeps);
   point("store.client.opened");
-  remember(held_, held);
-  Reading reading(shared_from_this(), std::move(held));
+  remember(read_, read);
+  Reading reading(shared_from_this(), std::move(read));
   lock.unlock();
   LinkWatch::begin(shared_from_this());
   return reading;

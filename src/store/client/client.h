@@ -82,7 +82,7 @@ class Client : public std::enable_shared_from_this<Client> {
   void restore_all(Deadline deadline) REQUIRES(mutex_);
   void ask_while_connecting(const Bytes& question, std::span<const int> fds, Deadline deadline,
                             const std::function<void(const Error&)>& refused) REQUIRES(mutex_);
-  void restore(HeldVersion& held, Deadline deadline) REQUIRES(mutex_);
+  void restore(ReadVersion& read, Deadline deadline) REQUIRES(mutex_);
   void reserve_again(const VersionRecord& version, Deadline deadline) REQUIRES(mutex_);
   void send_notes() noexcept REQUIRES(mutex_);
 
@@ -91,9 +91,9 @@ class Client : public std::enable_shared_from_this<Client> {
   const int pid_ = current_pid();
   Mutex mutex_;
   std::optional<Link> link_ GUARDED_BY(mutex_);
-  std::vector<std::weak_ptr<HeldVersion>> held_
+  std::vector<std::weak_ptr<ReadVersion>> read_
       GUARDED_BY(mutex_);  ///< the versions that are read here, and some that no longer are
-  std::vector<std::weak_ptr<const VersionRecord>> reserved_ GUARDED_BY(mutex_);  ///< as `held_`
+  std::vector<std::weak_ptr<const VersionRecord>> reserved_ GUARDED_BY(mutex_);  ///< as `read_`
   Mutex notes_mutex_ ACQUIRED_AFTER(mutex_);
   std::vector<Bytes> notes_ GUARDED_BY(notes_mutex_);
 };

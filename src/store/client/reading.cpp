@@ -33,7 +33,7 @@ void tell_of_unkept() {
 
 }  // namespace
 
-HeldVersion::HeldVersion(VersionRecord read, Token keeper_of_it, std::vector<Fd> received, bool keeps)
+ReadVersion::ReadVersion(VersionRecord read, Token keeper_of_it, std::vector<Fd> received, bool keeps)
     : version(std::move(read)),
       keeper(keeper_of_it),
       table(map_table(received.front())),
@@ -43,29 +43,29 @@ HeldVersion::HeldVersion(VersionRecord read, Token keeper_of_it, std::vector<Fd>
   kept_descriptors += kept;
 }
 
-bool HeldVersion::may_keep_more() noexcept { return kept_descriptors + kUsually <= max_kept(); }
+bool ReadVersion::may_keep_more() noexcept { return kept_descriptors + kUsually <= max_kept(); }
 
-HeldVersion::~HeldVersion() { kept_descriptors -= kept; }
+ReadVersion::~ReadVersion() { kept_descriptors -= kept; }
 
 std::vector<Fd> Reading::files() const {
-  if (held_->kept == 0) return std::move(held_->files);
+  if (read_->kept == 0) return std::move(read_->files);
   std::vector<Fd> files;
-  for (const Fd& file : held_->files) files.push_back(file.duplicate());
+  for (const Fd& file : read_->files) files.push_back(file.duplicate());
   return files;
 }
 
 std::vector<Fd> Reading::files_for_others() const {
-  if (held_->kept != 0) return files();
+  if (read_->kept != 0) return files();
   std::shared_ptr<Client> client = client_;
-  const auto again = Client::here(client).open(held_->version.name, held_->version.number, nullptr,
+  const auto again = Client::here(client).open(read_->version.name, read_->version.number, nullptr,
                                                Deadline::after(kKeeperPatience));
-  if (again->version().token != held_->version.token) return {};
+  if (again->version().token != read_->version.token) return {};
   return again->files();
 }
 
 /// Ends the lock, then lets the keeper look.
 void Reading::end() noexcept {
-  held_.reset();
+  read_.reset();
   client_->note(pack(Look{}));
 }
 

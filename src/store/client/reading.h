@@ -14,12 +14,12 @@ namespace onecopy::store {
 class Client;
 
 /// A version that this process reads. Thread safety: `files` and `keeper` belong to the Client's lock.
-struct HeldVersion {
+struct ReadVersion {
   /// Takes over the descriptors that the keeper sent: the table, then the chunks. Throws bad_handle if the first one is
   /// not a table. `keeps`: what may_keep_more() said.
-  HeldVersion(VersionRecord read, Token keeper_of_it, std::vector<Fd> received, bool keeps);
-  ~HeldVersion();
-  HeldVersion& operator=(HeldVersion&&) = delete;
+  ReadVersion(VersionRecord read, Token keeper_of_it, std::vector<Fd> received, bool keeps);
+  ~ReadVersion();
+  ReadVersion& operator=(ReadVersion&&) = delete;
 
   /// Returns whether the next version's descriptors may be kept.
   static bool may_keep_more() noexcept;
@@ -44,20 +44,20 @@ struct HeldVersion {
 class Reading {
  public:
   Reading() = default;
-  Reading(std::shared_ptr<Client> client, std::shared_ptr<HeldVersion> held) noexcept
-      : client_(std::move(client)), held_(std::move(held)) {}
+  Reading(std::shared_ptr<Client> client, std::shared_ptr<ReadVersion> read) noexcept
+      : client_(std::move(client)), read_(std::move(read)) {}
   Reading(Reading&& other) noexcept = default;
   Reading& operator=(Reading&& other) noexcept {
     std::swap(client_, other.client_);
-    std::swap(held_, other.held_);
+    std::swap(read_, other.read_);
     return *this;
   }
   ~Reading() {
-    if (held_) end();
+    if (read_) end();
   }
 
-  explicit operator bool() const noexcept { return held_ != nullptr; }
-  const VersionRecord& version() const noexcept { return held_->version; }
+  explicit operator bool() const noexcept { return read_ != nullptr; }
+  const VersionRecord& version() const noexcept { return read_->version; }
   /// Returns the descriptors, to map the version: the table, then the chunks. Duplicates, or, at the first call, the
   /// descriptors themselves if they are not kept; later calls return nothing then.
   std::vector<Fd> files() const;
@@ -69,7 +69,7 @@ class Reading {
   void end() noexcept;
 
   std::shared_ptr<Client> client_;     // shared with stores and other readings
-  std::shared_ptr<HeldVersion> held_;  // shared with a Client that gives the version back
+  std::shared_ptr<ReadVersion> read_;  // shared with a Client that gives the version back
 };
 
 /// A draft that counts in the keeper's limits until the last copy of this is dropped, or until its version is published.
