@@ -21,22 +21,22 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kShortLife{50};
 
 /// Handles the worker's notes. Returns true when the keeper ends.
-bool take_notes(Holdings& holdings, Partner& worker) {
+bool take_notes(KeeperState& state, Partner& worker) {
   while (auto note = worker.hear()) {
     switch (note->kind) {
       case Partner::Kind::take:
-        std::move(note->fds.begin(), note->fds.end(), std::back_inserter(holdings.versions[note->id]));
+        std::move(note->fds.begin(), note->fds.end(), std::back_inserter(state.versions[note->id]));
         break;
-      case Partner::Kind::drop: holdings.versions.erase(note->id); break;
+      case Partner::Kind::drop: state.versions.erase(note->id); break;
       case Partner::Kind::index:
-        if (note->fds.size() == 1) holdings.index = Log::open(std::move(note->fds.front()));
+        if (note->fds.size() == 1) state.index = Log::open(std::move(note->fds.front()));
         break;
       case Partner::Kind::places:
         if (note->fds.empty()) break;
-        holdings.listener = UnixSocket(std::move(note->fds.back()));
+        state.listener = UnixSocket(std::move(note->fds.back()));
         note->fds.pop_back();
-        holdings.places.adopt(std::move(note->fds));
-        holdings.index_path = holdings.places.index();
+        state.places.adopt(std::move(note->fds));
+        state.index_path = state.places.index();
         break;
       case Partner::Kind::end: return true;
     }
@@ -59,7 +59,7 @@ Partner replace(const Partner& worker, Clock::time_point since) {
 
 }  // namespace
 
-Next run_guard(Holdings& holdings, Partner& worker) {
+Next run_guard(KeeperState& state, Partner& worker) {
   ::prctl(PR_SET_NAME, "onecopy-guard");
   for (;;) {
     Poller poller;
@@ -68,12 +68,12 @@ Next run_guard(Holdings& holdings, Partner& worker) {
     const auto since = Clock::now();
     while (!worker.has_ended()) {
       poller.wait(std::chrono::milliseconds(-1));
-      if (take_notes(holdings, worker)) return Next::end;
+      if (take_notes(state, worker)) return Next::end;
     }
-    if (take_notes(holdings, worker)) return Next::end;
+    if (take_notes(state, worker)) return Next::end;
     point("store.guard.restarts");
     log_info("the worker of the store has ended; another one starts with {} versions",
-             holdings.versions.size());
+             state.versions.size());
     worker = replace(worker, since);
     if (worker.is_child()) return Next::be_worker;
   }

@@ -85,19 +85,19 @@ HeldPlaces take(const Places& places) {
   return held;
 }
 
-Holdings prepare(const Places& places, const Limits& limits) {
-  Holdings holdings;
-  holdings.places = take(places);
-  holdings.keeper = random_value<Token>();
-  holdings.limits = limits;
-  holdings.index_path = holdings.places.index();
-  FoundIndex found = open_index(holdings.index_path);
-  holdings.index = std::move(found.log);
-  holdings.knows_all = found.knows_all;
-  holdings.trouble = std::move(found.trouble);
-  holdings.signals = block_signals();
-  std::tie(holdings.listener, holdings.secret) = holdings.places.listen();
-  return holdings;
+KeeperState prepare(const Places& places, const Limits& limits) {
+  KeeperState state;
+  state.places = take(places);
+  state.keeper = random_value<Token>();
+  state.limits = limits;
+  state.index_path = state.places.index();
+  FoundIndex found = open_index(state.index_path);
+  state.index = std::move(found.log);
+  state.knows_all = found.knows_all;
+  state.trouble = std::move(found.trouble);
+  state.signals = block_signals();
+  std::tie(state.listener, state.secret) = state.places.listen();
+  return state;
 }
 
 /// Returns the limits. A limit that is not set is the limit of the present keeper.
@@ -106,40 +106,40 @@ Limits with_former(const Places& places, Limits limits, Deadline deadline) {
   return limits;
 }
 
-/// Takes the holdings over from the present keeper. Throws peer_died if there is none.
-Holdings take_over(const Places& places, const Limits& limits) {
+/// Takes the state over from the present keeper. Throws peer_died if there is none.
+KeeperState take_over(const Places& places, const Limits& limits) {
   const Deadline deadline = Deadline::after(Predecessor::kPatience);
   Limits kept = with_former(places, limits, deadline);
   Link link = Link::connect(places, deadline);
   Packet packet = link.ask(pack(Replace{}), {}, deadline);
   const auto handover = unpack<Handover>(packet.bytes);
   if (packet.fds.empty()) throw Error(ErrorCode::protocol, "the store's keeper sent no listener");
-  Holdings holdings;
-  holdings.listener = UnixSocket(std::move(packet.fds.back()));
+  KeeperState state;
+  state.listener = UnixSocket(std::move(packet.fds.back()));
   packet.fds.pop_back();
-  holdings.places = HeldPlaces(places, link.home(), std::move(packet.fds));
-  holdings.secret = holdings.places.home().secret();
-  holdings.keeper = handover.keeper;
-  holdings.knows_all = handover.knows_all;
-  holdings.limits = std::move(kept);
-  holdings.index_path = holdings.places.index();
+  state.places = HeldPlaces(places, link.home(), std::move(packet.fds));
+  state.secret = state.places.home().secret();
+  state.keeper = handover.keeper;
+  state.knows_all = handover.knows_all;
+  state.limits = std::move(kept);
+  state.index_path = state.places.index();
   // The worker puts it in the place of the old keeper's when that has ended.
-  holdings.index = make_nameless_log(holdings.index_path);
-  holdings.predecessor.processes.push_back(link.worker());
-  holdings.predecessor.processes.push_back(open_pidfd(handover.guard));
+  state.index = make_nameless_log(state.index_path);
+  state.predecessor.processes.push_back(link.worker());
+  state.predecessor.processes.push_back(open_pidfd(handover.guard));
   for (std::uint64_t i = 0; i < handover.records; ++i) {
     Packet moved = link.hear(deadline);
     const Record record = unpack<Moved>(moved.bytes).record;
-    holdings.index.append(record);
-    if (!moved.fds.empty()) holdings.versions[record.id] = std::move(moved.fds);
+    state.index.append(record);
+    if (!moved.fds.empty()) state.versions[record.id] = std::move(moved.fds);
   }
   point("store.replace.received");
-  holdings.predecessor.socket = link.release();
-  holdings.signals = block_signals();
-  return holdings;
+  state.predecessor.socket = link.release();
+  state.signals = block_signals();
+  return state;
 }
 
-Holdings prepare(const Places& places, const ServeOptions& options) {
+KeeperState prepare(const Places& places, const ServeOptions& options) {
   if (options.replace) {
     try {
       return take_over(places, options.limits);
@@ -166,15 +166,15 @@ void detach(const std::string& log) {
 
 /// Runs this process as a half of the keeper. A process that was forked to replace the other half then runs as that
 /// half.
-void run(Holdings& holdings) {
-  if (!holdings.trouble.empty()) log_error("{}", holdings.trouble);
+void run(KeeperState& state) {
+  if (!state.trouble.empty()) log_error("{}", state.trouble);
   Partner partner = Partner::fork();
   Next next = partner.is_child() ? Next::be_guard : Next::be_worker;
   while (next == Next::be_worker || next == Next::be_guard) {
     const bool was_worker = next == Next::be_worker;
-    if (next == Next::be_guard) next = run_guard(holdings, partner);
-    else next = Worker(holdings, partner).run();
-    if (next == Next::end && was_worker) holdings.places.leave();
+    if (next == Next::be_guard) next = run_guard(state, partner);
+    else next = Worker(state, partner).run();
+    if (next == Next::end && was_worker) state.places.leave();
   }
 }
 
@@ -183,14 +183,14 @@ void run(Holdings& holdings) {
 void serve(const Places& places, const ServeOptions& options) {
   if (options.in_background) ::syscall(SYS_close_range, 3U, UINT_MAX, 0);
   raise_descriptor_limit();
-  Holdings holdings = prepare(places, options);
+  KeeperState state = prepare(places, options);
   if (options.in_background) {
     const int child = ::fork();
     if (child < 0) throw_errno("cannot start the store's keeper", errno);
     if (child > 0) return;
-    detach(holdings.places.home().log());
+    detach(state.places.home().log());
   }
-  run(holdings);
+  run(state);
   if (options.in_background) ::_exit(0);
 }
 

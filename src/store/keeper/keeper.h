@@ -2,7 +2,7 @@
 #pragma once
 
 #include "store/format/place.h"
-#include "store/keeper/holdings.h"
+#include "store/keeper/keeper_state.h"
 
 namespace onecopy::store {
 

@@ -22,25 +22,25 @@ constexpr std::size_t kMaxStrangers = 256;
 
 }  // namespace
 
-Worker::Worker(Holdings& holdings, Partner& guard)
-    : holdings_(holdings),
+Worker::Worker(KeeperState& state, Partner& guard)
+    : state_(state),
       guard_(guard),
-      rules_(*this, holdings.limits, holdings.begin, holdings.knows_all),
+      rules_(*this, state.limits, state.begin, state.knows_all),
       last_token_(kFirstConnection) {
   ::prctl(PR_SET_NAME, "onecopy-store");
   recover();
-  poller_.add(holdings_.listener.fd(), kListener);
-  poller_.add(holdings_.signals.get(), kSignals);
-  if (holdings_.places.bell() >= 0) poller_.add(holdings_.places.bell(), kBell);
+  poller_.add(state_.listener.fd(), kListener);
+  poller_.add(state_.signals.get(), kSignals);
+  if (state_.places.bell() >= 0) poller_.add(state_.places.bell(), kBell);
   watch_guard();
 }
 
 void Worker::watch_guard() { poller_.add(guard_.pidfd(), kGuard); }
 
 Next Worker::run() {
-  is_replaced_ = !holdings_.predecessor.await_end();
+  is_replaced_ = !state_.predecessor.await_end();
   if (!is_replaced_) rewrite_index();
-  log_info("the store's keeper listens in {}, and knows {} versions", holdings_.places.home().directory(),
+  log_info("the store's keeper listens in {}, and knows {} versions", state_.places.home().directory(),
            rules_.catalog().size());
   look_after_places();
   while (!is_stopping_ && !is_replaced_) {
@@ -70,7 +70,7 @@ Next Worker::run() {
 Worker::Clock::time_point Worker::end() const noexcept {
   if (!connections_.empty()) return kNever;
   if (place_watch_.is_lost()) return last_use_ + kLost;
-  return rules_.is_unused() && holdings_.limits.unused ? last_use_ + *holdings_.limits.unused : kNever;
+  return rules_.is_unused() && state_.limits.unused ? last_use_ + *state_.limits.unused : kNever;
 }
 
 /// Does what is due by now, or at the end.
@@ -96,7 +96,7 @@ std::chrono::milliseconds Worker::patience() const {
   return std::max(std::chrono::ceil<std::chrono::milliseconds>(next - Clock::now()), kRetry);
 }
 
-/// Forks a new guard, which inherits the holdings. Tries again soon if no process can be made.
+/// Forks a new guard, which inherits the state. Tries again soon if no process can be made.
 Next Worker::replace_guard() {
   poller_.remove(guard_.pidfd());
   guard_.reap();
@@ -121,9 +121,9 @@ void Worker::look_after_places() {
   if (is_replaced_) return;
   std::optional<UnixSocket> listener;
   try {
-    const auto state = place_watch_.look(Clock::now(), holdings_.places, listener, holdings_.secret);
+    const auto state = place_watch_.look(Clock::now(), state_.places, listener, state_.secret);
     if (state == HeldPlaces::State::made_again) {
-      holdings_.index_path = holdings_.places.index();
+      state_.index_path = state_.places.index();
       must_rewrite_ = true;
       rewrite_index();
     }
@@ -131,17 +131,17 @@ void Worker::look_after_places() {
     log_warning("the store's keeper cannot make its directory again: {}", error.what());
   }
   if (!listener) return;
-  if (!listener_paused_) poller_.remove(holdings_.listener.fd());
-  holdings_.listener = std::move(*listener);
-  if (!listener_paused_) poller_.add(holdings_.listener.fd(), kListener);
-  std::vector<int> held = holdings_.places.descriptors();
-  held.push_back(holdings_.listener.fd());
+  if (!listener_paused_) poller_.remove(state_.listener.fd());
+  state_.listener = std::move(*listener);
+  if (!listener_paused_) poller_.add(state_.listener.fd(), kListener);
+  std::vector<int> held = state_.places.descriptors();
+  held.push_back(state_.listener.fd());
   guard_.tell(Partner::Kind::places, 0, held);
 }
 
 void Worker::accept_some() {
   try {
-    while (auto socket = holdings_.listener.try_accept()) {
+    while (auto socket = state_.listener.try_accept()) {
       if (!socket->peer().is_our_user) continue;
       const std::uint64_t token = ++last_token_;
       Connection& c = connections_.try_emplace(token, std::move(*socket)).first->second;
@@ -151,7 +151,7 @@ void Worker::accept_some() {
     if (error.code() != ErrorCode::out_of_descriptors) throw;
     log_info("the store accepts no more clients now: {}", error.what());
     listener_paused_ = true;
-    poller_.remove(holdings_.listener.fd());
+    poller_.remove(state_.listener.fd());
   }
 }
 
@@ -193,7 +193,7 @@ void Worker::close(std::uint64_t token) {
 
 void Worker::listen_again() {
   listener_paused_ = false;
-  poller_.add(holdings_.listener.fd(), kListener);
+  poller_.add(state_.listener.fd(), kListener);
 }
 
 /// Sends a message. Closes the connection of a client that does not read its answers.

@@ -11,7 +11,7 @@
 #include "os/poller.h"
 #include "os/unix_socket.h"
 #include "store/format/message.h"
-#include "store/keeper/holdings.h"
+#include "store/keeper/keeper_state.h"
 #include "store/keeper/partner.h"
 #include "store/keeper/place_watch.h"
 #include "store/keeper/version_rules.h"
@@ -39,7 +39,7 @@ struct Connection {
 /// Thread safety: none; its process has one thread. Invariant: the rules' catalog is what the index says.
 class Worker final : private VersionKeeper {
  public:
-  Worker(Holdings& holdings, Partner& guard);
+  Worker(KeeperState& state, Partner& guard);
 
   /// Returns what this process does next: a child that was forked becomes the guard.
   Next run();
@@ -88,7 +88,7 @@ class Worker final : private VersionKeeper {
   // worker_versions.cpp contains what the rules ask for.
   Clock::time_point now() const override { return Clock::now(); }
   std::int64_t wall_clock() const override;
-  bool is_here(std::uint64_t id) const override { return holdings_.versions.contains(id); }
+  bool is_here(std::uint64_t id) const override { return state_.versions.contains(id); }
   bool may_be_read(std::uint64_t id) const override;
   void write(const Record& record) override;
   void forget(std::uint64_t id) override;
@@ -97,7 +97,7 @@ class Worker final : private VersionKeeper {
   void replace_index();
   void rewrite_index() noexcept;
 
-  Holdings& holdings_;
+  KeeperState& state_;
   Partner& guard_;
   VersionRules rules_;
   Poller poller_;

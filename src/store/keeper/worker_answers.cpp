@@ -58,8 +58,8 @@ void Worker::answer(std::uint64_t token, Connection& c, Packet packet) {
       case Type::rollback: return rollback(c, bytes);
       case Type::remove: return remove(c, bytes);
       case Type::watch: return watch(c, bytes);
-      case Type::describe: return send(c, pack(Welcome{holdings_.keeper, ::getpid(), guard_.pid()}));
-      case Type::ask_limits: return send(c, pack(holdings_.limits.kept()));
+      case Type::describe: return send(c, pack(Welcome{state_.keeper, ::getpid(), guard_.pid()}));
+      case Type::ask_limits: return send(c, pack(state_.limits.kept()));
       case Type::replace: return replace(c);
       case Type::stop: is_stopping_ = true; return send(c, pack(Done{}));
       default: throw Error(ErrorCode::protocol, "the store's keeper is not asked this");
@@ -72,20 +72,20 @@ void Worker::answer(std::uint64_t token, Connection& c, Packet packet) {
 }
 
 void Worker::greet(Connection& c, ByteSpan packet) {
-  const Bytes challenge = c.gate.challenge(packet, std::as_bytes(std::span(holdings_.secret)));
+  const Bytes challenge = c.gate.challenge(packet, std::as_bytes(std::span(state_.secret)));
   point("store.worker.greets");
   send(c, challenge);
 }
 
 void Worker::admit(Connection& c, ByteSpan packet) {
   try {
-    c.gate.check(packet, std::as_bytes(std::span(holdings_.secret)));
+    c.gate.check(packet, std::as_bytes(std::span(state_.secret)));
   } catch (const Error& error) {
     send(c, refuse(error));
     throw;
   }
   c.is_client = true;
-  send(c, pack(Welcome{holdings_.keeper, ::getpid(), guard_.pid()}));
+  send(c, pack(Welcome{state_.keeper, ::getpid(), guard_.pid()}));
 }
 
 void Worker::publish(Connection& c, Packet packet) {
@@ -132,7 +132,7 @@ void Worker::conclude(Connection& c, ByteSpan packet) {
 void Worker::open_draft(Connection& c, ByteSpan packet) {
   const auto [transaction, draft] = unpack<OpenDraft>(packet);
   const VersionRecord& version = rules_.draft(transaction, draft);
-  send(c, pack(Opened{version}), numbers_of(holdings_.versions.at(version.id)));
+  send(c, pack(Opened{version}), numbers_of(state_.versions.at(version.id)));
 }
 
 void Worker::reserve(std::uint64_t token, Connection& c, ByteSpan packet) {
@@ -154,7 +154,7 @@ bool Worker::try_open(Connection& c, const Open& wanted) {
   const VersionRecord* const version = rules_.open(wanted.name, wanted.number);
   if (!version) return false;
   if (version->token == wanted.known) return send(c, pack(Opened{*version})), true;
-  const std::vector<Fd>& held = holdings_.versions.at(version->id);
+  const std::vector<Fd>& held = state_.versions.at(version->id);
   const Fd table = reopen_read_only(held.front());
   lock_for_reader(*version, table, wanted.keeps);
   std::vector<int> files = numbers_of(held);
@@ -167,7 +167,7 @@ bool Worker::try_open(Connection& c, const Open& wanted) {
 void Worker::restore(Connection& c, Packet packet) {
   auto [version, keeper] = unpack<Restore>(packet.bytes);
   check_files(version, packet.fds);
-  rules_.restore(std::move(version), keeper == holdings_.keeper,
+  rules_.restore(std::move(version), keeper == state_.keeper,
                  [&](std::uint64_t id) { take(id, std::move(packet.fds)); });
   point("store.worker.restored");
   send(c, pack(Done{}));
@@ -196,8 +196,8 @@ void Worker::list(Connection& c, ByteSpan packet) {
 }
 
 ListedVersion Worker::describe(const VersionRecord& v) const {
-  const auto held = holdings_.versions.find(v.id);
-  const bool is_here = held != holdings_.versions.end();
+  const auto held = state_.versions.find(v.id);
+  const bool is_here = held != state_.versions.end();
   const unsigned readers = is_here ? count_readers(v, held->second) : 0;
   const unsigned unkept = readers != 0 ? count_unkept(held->second) : 0;
   return {v.number, v.bytes, v.made_at, v.publisher, readers, unkept, v.device, is_here};

@@ -15,15 +15,14 @@ void Worker::replace(Connection& c) {
   constexpr auto kWait = Predecessor::kPatience;
   const auto send_all = [&](ByteSpan bytes, std::span<const int> fds) { c.socket.send(bytes, fds, kWait); };
   const std::vector<Record> records = rules_.records();
-  std::vector<int> shared = holdings_.places.descriptors();
-  shared.push_back(holdings_.listener.fd());
-  c.socket.send(pack(Handover{holdings_.keeper, guard_.pid(), holdings_.knows_all, records.size()}), shared,
+  std::vector<int> shared = state_.places.descriptors();
+  shared.push_back(state_.listener.fd());
+  c.socket.send(pack(Handover{state_.keeper, guard_.pid(), state_.knows_all, records.size()}), shared,
                 kWait);
   for (const Record& record : records) {
     const bool has_files = record.kind != Record::Kind::drop && is_here(record.id);
     send_in_packets(pack(Moved{record}),
-                    has_files ? numbers_of(holdings_.versions.at(record.id)) : std::vector<int>(),
-                    send_all);
+                    has_files ? numbers_of(state_.versions.at(record.id)) : std::vector<int>(), send_all);
   }
   point("store.replace.sent");
   try {

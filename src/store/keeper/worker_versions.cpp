@@ -45,7 +45,7 @@ std::int64_t Worker::wall_clock() const {
 }
 
 bool Worker::may_be_read(std::uint64_t id) const {
-  const std::vector<Fd>& files = holdings_.versions.at(id);
+  const std::vector<Fd>& files = state_.versions.at(id);
   const Catalog::Version* const version = rules_.catalog().find(id);
   return version ? store::may_be_read(version->record, files) : onecopy::may_be_read(files.front());
 }
@@ -53,18 +53,18 @@ bool Worker::may_be_read(std::uint64_t id) const {
 /// Appends a record. Writes the index anew when it has grown.
 void Worker::write(const Record& record) {
   if (must_rewrite_) replace_index();
-  else if (holdings_.index.used() > max_index_) rewrite_index();
-  holdings_.index.append(record);
+  else if (state_.index.used() > max_index_) rewrite_index();
+  state_.index.append(record);
   log_change(record, rules_.catalog());
 }
 
 /// Writes a new index, with records of all that exists now. Nothing is appended to the old one after the new one has
 /// taken its place, nor to the new one before the guard has it.
 void Worker::replace_index() {
-  holdings_.index = store::replace_index(holdings_.index_path, rules_.records());
+  state_.index = store::replace_index(state_.index_path, rules_.records());
   must_rewrite_ = true;
   point("store.index.rewritten");
-  const int fd = holdings_.index.fd().get();
+  const int fd = state_.index.fd().get();
   guard_.tell(Partner::Kind::index, 0, std::span(&fd, 1));
   must_rewrite_ = false;
 }
@@ -76,17 +76,17 @@ void Worker::rewrite_index() noexcept {
   } catch (const std::exception& error) {
     log_warning("the store goes on with its old index: {}", error.what());
   }
-  max_index_ = std::max(kSmallIndex, kGrowth * holdings_.index.used());
+  max_index_ = std::max(kSmallIndex, kGrowth * state_.index.used());
 }
 
 /// Makes the catalog from the index. Drops versions without a record, which were being published when the last worker
 /// ended: their publishers ask again.
 void Worker::recover() {
-  holdings_.index.catch_up();
-  must_rewrite_ = !holdings_.index.has_name();  // no other keeper would find its records
-  holdings_.index.for_each([this](const Record& record) { rules_.replay(record); });
+  state_.index.catch_up();
+  must_rewrite_ = !state_.index.has_name();  // no other keeper would find its records
+  state_.index.for_each([this](const Record& record) { rules_.replay(record); });
   std::vector<std::uint64_t> unknown;
-  for (const auto& [id, fds] : holdings_.versions)
+  for (const auto& [id, fds] : state_.versions)
     if (!rules_.catalog().find(id) && !rules_.catalog().transactions().has(id)) unknown.push_back(id);
   for (const std::uint64_t id : unknown) forget(id);
   rules_.look_at_all();
@@ -97,12 +97,12 @@ void Worker::recover() {
 void Worker::take(std::uint64_t id, std::vector<Fd> files) {
   files.front() = reopen_read_only(files.front());
   guard_.tell(Partner::Kind::take, id, numbers_of(files));
-  holdings_.versions[id] = std::move(files);
+  state_.versions[id] = std::move(files);
 }
 
 /// The guard is the last process that has the memory, and spends the time to free it.
 void Worker::forget(std::uint64_t id) {
-  holdings_.versions.erase(id);
+  state_.versions.erase(id);
   guard_.tell(Partner::Kind::drop, id);
 }
 

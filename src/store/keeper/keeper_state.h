@@ -29,9 +29,9 @@ struct Predecessor {
   bool await_end();
 };
 
-/// The objects that both halves of the keeper hold. A forked half inherits the holdings of the other half. Thread
+/// The objects that both halves of the keeper hold. A forked half inherits the state of the other half. Thread
 /// safety: none.
-struct Holdings {
+struct KeeperState {
   HeldPlaces places;
   UnixSocket listener;
   Fd signals;  ///< readable when a signal asks this process to end (SIGINT, SIGTERM, SIGHUP)
