@@ -27,7 +27,7 @@ class LinkWatch {
 
   const std::weak_ptr<Client> client_;
   std::optional<Link> link_;  ///< used by listen(), which begin() calls first and the worker later
-  onecopy::Worker worker_;
+  Worker worker_;
 };
 
 }  // namespace onecopy::store

@@ -26,8 +26,8 @@
 #include "store/format/message.h"
 #include "store/keeper/guard.h"
 #include "store/keeper/index.h"
+#include "store/keeper/keeper_server.h"
 #include "store/keeper/partner.h"
-#include "store/keeper/worker.h"
 
 namespace onecopy::store {
 namespace {
@@ -173,7 +173,7 @@ void run(KeeperState& state) {
   while (next == Next::be_worker || next == Next::be_guard) {
     const bool was_worker = next == Next::be_worker;
     if (next == Next::be_guard) next = run_guard(state, partner);
-    else next = Worker(state, partner).run();
+    else next = KeeperServer(state, partner).run();
     if (next == Next::end && was_worker) state.places.leave();
   }
 }

@@ -37,9 +37,9 @@ struct Connection {
 /// descriptors, and with no clients, which connect again.
 ///
 /// Thread safety: none; its process has one thread. Invariant: the rules' catalog is what the index says.
-class Worker final : private VersionKeeper {
+class KeeperServer final : private VersionKeeper {
  public:
-  Worker(KeeperState& state, Partner& guard);
+  KeeperServer(KeeperState& state, Partner& guard);
 
   /// Returns what this process does next: a child that was forked becomes the guard.
   Next run();
@@ -47,7 +47,7 @@ class Worker final : private VersionKeeper {
  private:
   using Connections = std::map<std::uint64_t, Connection>;
 
-  // worker.cpp contains the loop and the sockets.
+  // keeper_server.cpp contains the loop and the sockets.
   Next replace_guard();
   void watch_guard();
   void tidy_up();
@@ -61,7 +61,7 @@ class Worker final : private VersionKeeper {
   void close(std::uint64_t token);
   static void send(Connection& c, const Bytes& message, std::span<const int> fds = {});
 
-  // worker_answers.cpp contains a function for each question.
+  // keeper_server_answers.cpp contains a function for each question.
   void answer(std::uint64_t token, Connection& c, Packet packet);
   void greet(Connection& c, ByteSpan packet);
   void admit(Connection& c, ByteSpan packet);
@@ -82,10 +82,10 @@ class Worker final : private VersionKeeper {
   void answer_open(Connection& c);
   void answer_watch(Connection& c);
 
-  // worker_replace.cpp hands the versions over to another keeper.
+  // keeper_server_replace.cpp hands the versions over to another keeper.
   void replace(Connection& c);
 
-  // worker_versions.cpp contains what the rules ask for.
+  // keeper_server_versions.cpp contains what the rules ask for.
   Clock::time_point now() const override { return Clock::now(); }
   std::int64_t wall_clock() const override;
   bool is_here(std::uint64_t id) const override { return state_.versions.contains(id); }

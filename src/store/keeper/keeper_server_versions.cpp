@@ -10,8 +10,8 @@
 #include "os/memfd.h"
 #include "os/read_lock.h"
 #include "store/keeper/index.h"
+#include "store/keeper/keeper_server.h"
 #include "store/keeper/version_files.h"
-#include "store/keeper/worker.h"
 
 namespace onecopy::store {
 namespace {
@@ -40,18 +40,18 @@ void log_change(const Record& record, const Catalog& catalog) {
 
 }  // namespace
 
-std::int64_t Worker::wall_clock() const {
+std::int64_t KeeperServer::wall_clock() const {
   return std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-bool Worker::may_be_read(std::uint64_t id) const {
+bool KeeperServer::may_be_read(std::uint64_t id) const {
   const std::vector<Fd>& files = state_.versions.at(id);
   const Catalog::Version* const version = rules_.catalog().find(id);
   return version ? store::may_be_read(version->record, files) : onecopy::may_be_read(files.front());
 }
 
 /// Appends a record. Writes the index anew when it has grown.
-void Worker::write(const Record& record) {
+void KeeperServer::write(const Record& record) {
   if (must_rewrite_) replace_index();
   else if (state_.index.used() > max_index_) rewrite_index();
   state_.index.append(record);
@@ -60,7 +60,7 @@ void Worker::write(const Record& record) {
 
 /// Writes a new index, with records of all that exists now. Nothing is appended to the old one after the new one has
 /// taken its place, nor to the new one before the guard has it.
-void Worker::replace_index() {
+void KeeperServer::replace_index() {
   state_.index = store::replace_index(state_.index_path, rules_.records());
   must_rewrite_ = true;
   point("store.index.rewritten");
@@ -70,7 +70,7 @@ void Worker::replace_index() {
 }
 
 /// Writes a new index. If that fails, the old one stays, which has the same meaning.
-void Worker::rewrite_index() noexcept {
+void KeeperServer::rewrite_index() noexcept {
   try {
     replace_index();
   } catch (const std::exception& error) {
@@ -81,7 +81,7 @@ void Worker::rewrite_index() noexcept {
 
 /// Makes the catalog from the index. Drops versions without a record, which were being published when the last worker
 /// ended: their publishers ask again.
-void Worker::recover() {
+void KeeperServer::recover() {
   state_.index.catch_up();
   must_rewrite_ = !state_.index.has_name();  // no other keeper would find its records
   state_.index.for_each([this](const Record& record) { rules_.replay(record); });
@@ -94,14 +94,14 @@ void Worker::recover() {
 
 /// Takes the memory of a version, and gives it to the guard. Opens the table anew, since the sender may have a lock of
 /// the open file that came.
-void Worker::take(std::uint64_t id, std::vector<Fd> files) {
+void KeeperServer::take(std::uint64_t id, std::vector<Fd> files) {
   files.front() = reopen_read_only(files.front());
   guard_.tell(Partner::Kind::take, id, numbers_of(files));
   state_.versions[id] = std::move(files);
 }
 
 /// The guard is the last process that has the memory, and spends the time to free it.
-void Worker::forget(std::uint64_t id) {
+void KeeperServer::forget(std::uint64_t id) {
   state_.versions.erase(id);
   guard_.tell(Partner::Kind::drop, id);
 }

@@ -9,8 +9,8 @@
 #include "core/point.h"
 #include "os/log.h"
 #include "os/memfd.h"
+#include "store/keeper/keeper_server.h"
 #include "store/keeper/version_files.h"
-#include "store/keeper/worker.h"
 
 namespace onecopy::store {
 namespace {
@@ -32,7 +32,7 @@ Error describe_lack(const Error& error) {
 
 /// Answers a packet. Closes the connection for bytes that are not a message and for a question before the client has
 /// proved the secret; all other errors are sent as the answer.
-void Worker::answer(std::uint64_t token, Connection& c, Packet packet) {
+void KeeperServer::answer(std::uint64_t token, Connection& c, Packet packet) {
   const ByteSpan bytes(packet.bytes);
   Type type{};
   try {
@@ -71,13 +71,13 @@ void Worker::answer(std::uint64_t token, Connection& c, Packet packet) {
   }
 }
 
-void Worker::greet(Connection& c, ByteSpan packet) {
+void KeeperServer::greet(Connection& c, ByteSpan packet) {
   const Bytes challenge = c.gate.challenge(packet, std::as_bytes(std::span(state_.secret)));
   point("store.worker.greets");
   send(c, challenge);
 }
 
-void Worker::admit(Connection& c, ByteSpan packet) {
+void KeeperServer::admit(Connection& c, ByteSpan packet) {
   try {
     c.gate.check(packet, std::as_bytes(std::span(state_.secret)));
   } catch (const Error& error) {
@@ -88,7 +88,7 @@ void Worker::admit(Connection& c, ByteSpan packet) {
   send(c, pack(Welcome{state_.keeper, ::getpid(), guard_.pid()}));
 }
 
-void Worker::publish(Connection& c, Packet packet) {
+void KeeperServer::publish(Connection& c, Packet packet) {
   auto [version, transaction] = unpack<Publish>(packet.bytes);
   check_files(version, packet.fds);
   version.publisher = c.pid;
@@ -106,7 +106,7 @@ void Worker::publish(Connection& c, Packet packet) {
   rules_.reclaim(name);
 }
 
-void Worker::join(Connection& c, Packet packet) {
+void KeeperServer::join(Connection& c, Packet packet) {
   auto [member, transaction] = unpack<Join>(packet.bytes);
   if (packet.fds.size() != 1)
     throw Error(ErrorCode::protocol, "a member of a transaction came without its file");
@@ -115,7 +115,7 @@ void Worker::join(Connection& c, Packet packet) {
   send(c, pack(Done{}));
 }
 
-void Worker::conclude(Connection& c, ByteSpan packet) {
+void KeeperServer::conclude(Connection& c, ByteSpan packet) {
   const auto [transaction, member, how] = unpack<Conclude>(packet);
   std::uint64_t number = 0;
   switch (how) {
@@ -129,20 +129,20 @@ void Worker::conclude(Connection& c, ByteSpan packet) {
 }
 
 /// Sends the memory of a draft, for another process to write.
-void Worker::open_draft(Connection& c, ByteSpan packet) {
+void KeeperServer::open_draft(Connection& c, ByteSpan packet) {
   const auto [transaction, draft] = unpack<OpenDraft>(packet);
   const VersionRecord& version = rules_.draft(transaction, draft);
   send(c, pack(Opened{version}), numbers_of(state_.versions.at(version.id)));
 }
 
-void Worker::reserve(std::uint64_t token, Connection& c, ByteSpan packet) {
+void KeeperServer::reserve(std::uint64_t token, Connection& c, ByteSpan packet) {
   auto version = unpack<Reserve>(packet).version;
   version.publisher = c.pid;
   rules_.reserve(token, version);
   send(c, pack(Done{}));
 }
 
-void Worker::open(Connection& c, ByteSpan packet) {
+void KeeperServer::open(Connection& c, ByteSpan packet) {
   auto wanted = unpack<Open>(packet);
   if (!try_open(c, wanted)) c.open = std::move(wanted);
 }
@@ -150,7 +150,7 @@ void Worker::open(Connection& c, ByteSpan packet) {
 /// Answers the question. Returns false, without an answer, if the version may be here soon. Sends a new
 /// open file of the table, which is locked: the client reads the version from the moment at which the answer is in the
 /// socket.
-bool Worker::try_open(Connection& c, const Open& wanted) {
+bool KeeperServer::try_open(Connection& c, const Open& wanted) {
   const VersionRecord* const version = rules_.open(wanted.name, wanted.number);
   if (!version) return false;
   if (version->token == wanted.known) return send(c, pack(Opened{*version})), true;
@@ -164,7 +164,7 @@ bool Worker::try_open(Connection& c, const Open& wanted) {
 }
 
 /// Takes a version back from a reader, if this keeper has no memory of it.
-void Worker::restore(Connection& c, Packet packet) {
+void KeeperServer::restore(Connection& c, Packet packet) {
   auto [version, keeper] = unpack<Restore>(packet.bytes);
   check_files(version, packet.fds);
   rules_.restore(std::move(version), keeper == state_.keeper,
@@ -174,7 +174,7 @@ void Worker::restore(Connection& c, Packet packet) {
   answer_waiting();
 }
 
-void Worker::list(Connection& c, ByteSpan packet) {
+void KeeperServer::list(Connection& c, ByteSpan packet) {
   const auto wanted = unpack<List>(packet);
   Listing listing;
   std::size_t bytes = 0;
@@ -195,7 +195,7 @@ void Worker::list(Connection& c, ByteSpan packet) {
   send(c, pack(listing));
 }
 
-ListedVersion Worker::describe(const VersionRecord& v) const {
+ListedVersion KeeperServer::describe(const VersionRecord& v) const {
   const auto held = state_.versions.find(v.id);
   const bool is_here = held != state_.versions.end();
   const unsigned readers = is_here ? count_readers(v, held->second) : 0;
@@ -203,21 +203,21 @@ ListedVersion Worker::describe(const VersionRecord& v) const {
   return {v.number, v.bytes, v.made_at, v.publisher, readers, unkept, v.device, is_here};
 }
 
-void Worker::rollback(Connection& c, ByteSpan packet) {
+void KeeperServer::rollback(Connection& c, ByteSpan packet) {
   const auto wanted = unpack<Rollback>(packet);
   rules_.rollback(wanted.name, wanted.number);
   send(c, pack(Done{}));
   answer_waiting();
 }
 
-void Worker::remove(Connection& c, ByteSpan packet) {
+void KeeperServer::remove(Connection& c, ByteSpan packet) {
   const auto wanted = unpack<Remove>(packet);
   rules_.remove(wanted.name, wanted.keep);
   send(c, pack(Done{}));
   answer_waiting();
 }
 
-void Worker::watch(Connection& c, ByteSpan packet) {
+void KeeperServer::watch(Connection& c, ByteSpan packet) {
   c.watch = unpack<WaitForChange>(packet);
   check_name(c.watch->name);
   answer_waiting();
@@ -225,7 +225,7 @@ void Worker::watch(Connection& c, ByteSpan packet) {
 
 /// Answers the clients that wait for a change or for a version. Ignores failures, because the connection of a client
 /// that has ended reports its end.
-void Worker::answer_waiting() {
+void KeeperServer::answer_waiting() {
   for (auto& [token, c] : connections_) {
     try {
       if (c.open) answer_open(c);
@@ -236,7 +236,7 @@ void Worker::answer_waiting() {
   }
 }
 
-void Worker::answer_open(Connection& c) {
+void KeeperServer::answer_open(Connection& c) {
   const Open wanted = *std::exchange(c.open, std::nullopt);
   try {
     if (!try_open(c, wanted)) c.open = wanted;
@@ -245,7 +245,7 @@ void Worker::answer_open(Connection& c) {
   }
 }
 
-void Worker::answer_watch(Connection& c) {
+void KeeperServer::answer_watch(Connection& c) {
   const auto* const current = rules_.current(c.watch->name);
   if (!current || current->token == c.watch->known) return;
   c.watch.reset();

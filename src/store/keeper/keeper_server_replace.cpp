@@ -5,13 +5,13 @@
 #include "onecopy/core/error.h"
 #include "os/deadline.h"
 #include "os/log.h"
-#include "store/keeper/worker.h"
+#include "store/keeper/keeper_server.h"
 
 namespace onecopy::store {
 
 /// Gives all versions to the keeper that asks. Answers no client until that keeper is ready, because otherwise two
 /// keepers would answer for the same versions. If the other keeper ends or takes too long, this one continues.
-void Worker::replace(Connection& c) {
+void KeeperServer::replace(Connection& c) {
   constexpr auto kWait = Predecessor::kPatience;
   const auto send_all = [&](ByteSpan bytes, std::span<const int> fds) { c.socket.send(bytes, fds, kWait); };
   const std::vector<Record> records = rules_.records();

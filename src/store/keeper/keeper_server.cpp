@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "store/keeper/worker.h"
+#include "store/keeper/keeper_server.h"
 
 #include <sys/prctl.h>
 #include <unistd.h>
@@ -22,7 +22,7 @@ constexpr std::size_t kMaxStrangers = 256;
 
 }  // namespace
 
-Worker::Worker(KeeperState& state, Partner& guard)
+KeeperServer::KeeperServer(KeeperState& state, Partner& guard)
     : state_(state),
       guard_(guard),
       rules_(*this, state.limits, state.begin, state.knows_all),
@@ -35,9 +35,9 @@ Worker::Worker(KeeperState& state, Partner& guard)
   watch_guard();
 }
 
-void Worker::watch_guard() { poller_.add(guard_.pidfd(), kGuard); }
+void KeeperServer::watch_guard() { poller_.add(guard_.pidfd(), kGuard); }
 
-Next Worker::run() {
+Next KeeperServer::run() {
   is_replaced_ = !state_.predecessor.await_end();
   if (!is_replaced_) rewrite_index();
   log_info("the store's keeper listens in {}, and knows {} versions", state_.places.home().directory(),
@@ -67,14 +67,14 @@ Next Worker::run() {
 }
 
 /// Returns when the keeper ends if nothing happens until then: nobody uses it, or no process can find it.
-Worker::Clock::time_point Worker::end() const noexcept {
+KeeperServer::Clock::time_point KeeperServer::end() const noexcept {
   if (!connections_.empty()) return kNever;
   if (place_watch_.is_lost()) return last_use_ + kLost;
   return rules_.is_unused() && state_.limits.unused ? last_use_ + *state_.limits.unused : kNever;
 }
 
 /// Does what is due by now, or at the end.
-void Worker::tidy_up() {
+void KeeperServer::tidy_up() {
   close_strangers();
   try {
     if (is_stopping_) rules_.drop_unread();
@@ -86,7 +86,7 @@ void Worker::tidy_up() {
 }
 
 /// Returns the time after which the worker looks again if no event comes.
-std::chrono::milliseconds Worker::patience() const {
+std::chrono::milliseconds KeeperServer::patience() const {
   if (listener_paused_) return kRetry;
   auto next = std::min({end(), rules_.next_reclaim(), place_watch_.next()});
   for (const auto& [token, c] : connections_) {
@@ -97,7 +97,7 @@ std::chrono::milliseconds Worker::patience() const {
 }
 
 /// Forks a new guard, which inherits the state. Tries again soon if no process can be made.
-Next Worker::replace_guard() {
+Next KeeperServer::replace_guard() {
   poller_.remove(guard_.pidfd());
   guard_.reap();
   point("store.worker.restarts");
@@ -117,7 +117,7 @@ Next Worker::replace_guard() {
 }
 
 /// Looks after the places, and listens anew if the socket's file was removed.
-void Worker::look_after_places() {
+void KeeperServer::look_after_places() {
   if (is_replaced_) return;
   std::optional<UnixSocket> listener;
   try {
@@ -139,7 +139,7 @@ void Worker::look_after_places() {
   guard_.tell(Partner::Kind::places, 0, held);
 }
 
-void Worker::accept_some() {
+void KeeperServer::accept_some() {
   try {
     while (auto socket = state_.listener.try_accept()) {
       if (!socket->peer().is_our_user) continue;
@@ -156,7 +156,7 @@ void Worker::accept_some() {
 }
 
 /// Closes the connections that have not proved the secret in time, and the oldest ones of too many.
-void Worker::close_strangers() {
+void KeeperServer::close_strangers() {
   std::vector<std::uint64_t> strangers;
   for (const auto& [token, c] : connections_)
     if (!c.is_client) strangers.push_back(token);
@@ -169,7 +169,7 @@ void Worker::close_strangers() {
   }
 }
 
-void Worker::serve(std::uint64_t token) {
+void KeeperServer::serve(std::uint64_t token) {
   const auto at = connections_.find(token);
   if (at == connections_.end()) return;
   Connection& c = at->second;
@@ -183,7 +183,7 @@ void Worker::serve(std::uint64_t token) {
   }
 }
 
-void Worker::close(std::uint64_t token) {
+void KeeperServer::close(std::uint64_t token) {
   const auto at = connections_.find(token);
   poller_.remove(at->second.socket.fd());
   connections_.erase(at);
@@ -191,13 +191,13 @@ void Worker::close(std::uint64_t token) {
   if (listener_paused_) listen_again();
 }
 
-void Worker::listen_again() {
+void KeeperServer::listen_again() {
   listener_paused_ = false;
   poller_.add(state_.listener.fd(), kListener);
 }
 
 /// Sends a message. Closes the connection of a client that does not read its answers.
-void Worker::send(Connection& c, const Bytes& message, std::span<const int> fds) {
+void KeeperServer::send(Connection& c, const Bytes& message, std::span<const int> fds) {
   send_in_packets(message, fds, [&c](ByteSpan bytes, std::span<const int> some) {
     if (!c.socket.try_send(bytes, some))
       throw Error(ErrorCode::protocol, "the client does not read the answers");
