@@ -215,7 +215,7 @@ std::uint64_t Follower::update(std::chrono::nanoseconds timeout, std::optional<s
     std::optional<Next> next = next_of(s, *known, to, Deadline::after(timeout), steps);
     if (!next && known == shown) return shown->version.number;
     if (next && s.memory->device() == kCpu) s.prepared = mapped(std::move(*next), steps);
-    else if (next) s.memory->show(std::move(next->parts), std::move(next->shown), steps);
+    else if (next) s.memory->remap(std::move(next->parts), std::move(next->shown), steps);
   }
   if (const BlockRef prepared = std::exchange(s.prepared, {})) s.memory->take(memory_in(prepared));
   steps.end("show");

@@ -186,7 +186,7 @@ bool MappedMemory::try_seal() {
   parts.push_back(std::move(exported));
   Chunks sealed = import(device_, std::move(parts));
   PageTableFiller(data(), size_, PageTableFiller::kUnused).help();
-  show_on_host(sealed);
+  remap_on_host(sealed);
   const std::vector<Fd> files = backend(device_.type).export_chunks(chunks_, Access::read_write).fds;
   for (const Deadline deadline = Deadline::after(kPatience); !std::ranges::all_of(files, seal);
        std::this_thread::sleep_for(kPause))
@@ -219,7 +219,7 @@ void MappedMemory::take(MappedMemory& next) {
   shown_.swap(version);
 }
 
-void MappedMemory::show(std::vector<ExportedMemory> parts, Shown shown, StepTimes& steps) {
+void MappedMemory::remap(std::vector<ExportedMemory> parts, Shown shown, StepTimes& steps) {
   std::shared_ptr<const Shown> next = std::make_shared<const Shown>(std::move(shown));
   Chunks others = import(device_, std::move(parts));
   std::uint64_t bytes = 0;
@@ -227,7 +227,7 @@ void MappedMemory::show(std::vector<ExportedMemory> parts, Shown shown, StepTime
   if (bytes != size_)
     throw_error(ErrorCode::bad_handle, "a version of {} bytes came where {} are shown", bytes, size_);
   steps.end("import");
-  if (size_ != 0) show_on_card(others, steps);
+  if (size_ != 0) remap_on_card(others, steps);
   steps.end("show");
   // The chunks are closed before the keeper is told, so that the guard is the last process that has the memory and spends
   // the time to free it.
@@ -242,7 +242,7 @@ void MappedMemory::show(std::vector<ExportedMemory> parts, Shown shown, StepTime
 }
 
 /// Maps the other memory at other addresses, where a failure changes nothing, and then moves it over the old one.
-void MappedMemory::show_on_host(const Chunks& others) {
+void MappedMemory::remap_on_host(const Chunks& others) {
   const auto next = backend(device_.type).reserve(device_.index, size_);
   map(*next, others, Access::read_only);
   reservation_->try_take(*next);
@@ -250,7 +250,7 @@ void MappedMemory::show_on_host(const Chunks& others) {
 
 /// Waits for the work that was given to the device, and maps the other memory instead. No capture of a stream begins
 /// meanwhile: the wait would spoil the capture.
-void MappedMemory::show_on_card(const Chunks& others, StepTimes& steps) {
+void MappedMemory::remap_on_card(const Chunks& others, StepTimes& steps) {
   Backend& vendor = backend(device_.type);
   const bool is_shown = CaptureGate::get().try_between([&] {
     if (!vendor.finish_work())

@@ -29,7 +29,7 @@ struct Shown {
 /// the memory and ends the reading. Other processes find the memory only through the store.
 ///
 /// Thread safety: references may come and go concurrently, and shown() may be called concurrently; the caller serialises
-/// protect(), take(), show() and export_chunks().
+/// protect(), take(), remap() and export_chunks().
 class MappedMemory final : public BlockGroup {
  public:
   /// Makes at least `bytes` bytes of writable, zeroed memory. Throws out_of_memory.
@@ -60,14 +60,14 @@ class MappedMemory final : public BlockGroup {
   /// A thread that reads meanwhile sees the old or the new memory. Throws out_of_mappings; nothing has changed then.
   /// REQUIRES: nothing else uses `next`, which is empty afterwards.
   void take(MappedMemory& next);
-  /// Replaces the version on a card by another one of the same size at the same addresses. If show() throws, the old
+  /// Replaces the version on a card by another one of the same size at the same addresses. If remap() throws, the old
   /// memory is still mapped. Adds its steps to `steps`. REQUIRES: no thread gives a device work that uses the memory
   /// meanwhile.
-  void show(std::vector<ExportedMemory> parts, Shown shown, StepTimes& steps);
+  void remap(std::vector<ExportedMemory> parts, Shown shown, StepTimes& steps);
   ExportedMemory export_chunks(Access access = Access::read_only) const;
   /// Enters all pages into the page tables, if the memory is on the host. The pages of a draft get their memory.
   void populate() const;
-  /// Pins memory of the host until it is unmapped. Throws as Session::pin_memory(). REQUIRES: neither protect() nor show()
+  /// Pins memory of the host until it is unmapped. Throws as Session::pin_memory(). REQUIRES: neither protect() nor remap()
   /// is called.
   void pin() const;
 
@@ -95,8 +95,8 @@ class MappedMemory final : public BlockGroup {
   ~MappedMemory();
   void map(Reservation& where, const Chunks& chunks, Access access) const;
   void unmap() noexcept;
-  void show_on_host(const Chunks& others);
-  void show_on_card(const Chunks& others, StepTimes& steps);
+  void remap_on_host(const Chunks& others);
+  void remap_on_card(const Chunks& others, StepTimes& steps);
   void put_in_place(const Chunks& others);
   bool try_seal();
   Chunks copied() const;
