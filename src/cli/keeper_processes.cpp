@@ -24,17 +24,17 @@ namespace onecopy::cli {
 namespace {
 
 using File = std::pair<std::uint64_t, std::uint64_t>;  ///< device and inode
-using store::Place;
-using store::Places;
+using store::StoreDirectories;
+using store::StoreDirectory;
 
 constexpr std::chrono::seconds kEndPatience{10};
 
 /// Returns the files whose lock makes a process the keeper: the directory, and in earlier versions a file in it.
-std::set<File> locked_files(const Places& places) {
+std::set<File> locked_files(const StoreDirectories& directories) {
   std::set<File> files;
   struct stat status {};
-  for (const Place& place : places.all())
-    for (const std::string& path : {place.directory(), place.directory() + "/lock"})
+  for (const StoreDirectory& directory : directories.all())
+    for (const std::string& path : {directory.path(), directory.path() + "/lock"})
       if (::stat(path.c_str(), &status) == 0) files.emplace(status.st_dev, status.st_ino);
   return files;
 }
@@ -70,8 +70,8 @@ int pid_of(const std::filesystem::path& process) {
 
 }  // namespace
 
-std::vector<KeeperProcess> keeper_processes(const Places& places) {
-  const std::set<File> files = locked_files(places);
+std::vector<KeeperProcess> keeper_processes(const StoreDirectories& directories) {
+  const std::set<File> files = locked_files(directories);
   std::vector<KeeperProcess> found;
   for (const auto& process : std::filesystem::directory_iterator("/proc")) {
     const int pid = pid_of(process.path());
@@ -99,11 +99,11 @@ std::uint64_t held_bytes(const std::vector<KeeperProcess>& processes) {
   return bytes;
 }
 
-std::vector<KeeperProcess> kill_keeper(const Places& places) {
+std::vector<KeeperProcess> kill_keeper(const StoreDirectories& directories) {
   const Deadline until = Deadline::after(kEndPatience);
   std::vector<KeeperProcess> first;
   for (bool is_first = true;; is_first = false) {
-    std::vector<KeeperProcess> found = keeper_processes(places);
+    std::vector<KeeperProcess> found = keeper_processes(directories);
     if (found.empty()) return first;
     if (until.has_passed())
       throw_error(ErrorCode::timeout, "process {} of the store's keeper does not end", found[0].pid);

@@ -20,7 +20,7 @@
 #include "owner_table.h"
 #include "prometheus.h"
 #include "share/format/info_text.h"
-#include "store/format/place.h"
+#include "store/format/store_directory.h"
 #include "store_table.h"
 #include "text.h"
 
@@ -140,7 +140,7 @@ void check_asked_for(const OwnerList& list, const LsOptions& options) {
 }
 
 std::string look(const LsOptions& options) {
-  store::Places::of_this_user().check();
+  store::StoreDirectories::of_this_user().check();
   OwnerList list = ask_owners();
   check_asked_for(list, options);
   std::erase_if(list.owners, [&](const OwnerInfo& owner) { return !options.wants(owner.pid); });

@@ -72,7 +72,7 @@ int run_keeper(const KeeperOptions& options) {
   std::optional<FerryProcess> ferry;
   const auto run = [&] {
     if (ferry) ferry->leave();
-    store::serve(store::Places::of_this_user(), serve);
+    store::serve(store::StoreDirectories::of_this_user(), serve);
   };
   if (serve.in_background) {
     run();
@@ -101,10 +101,10 @@ int say_status(OutputFormat format) {
 
 /// Ends a keeper that cannot be asked to end: one that is stopped, or of another version of onecopy.
 int end_by_force() {
-  const auto places = store::Places::of_this_user();
-  const std::uint64_t bytes = held_bytes(keeper_processes(places));
+  const auto directories = store::StoreDirectories::of_this_user();
+  const std::uint64_t bytes = held_bytes(keeper_processes(directories));
   std::vector<int> pids;
-  for (const KeeperProcess& process : kill_keeper(places)) pids.push_back(process.pid);
+  for (const KeeperProcess& process : kill_keeper(directories)) pids.push_back(process.pid);
   if (pids.empty()) throw Error(ErrorCode::peer_died, "the store has no keeper");
   fmt::print("The keeper was killed (pids {}). It held {}; what no process has open is lost.\n",
              fmt::join(pids, ", "), format_bytes(bytes));

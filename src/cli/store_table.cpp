@@ -64,7 +64,7 @@ nlohmann::json json_of(const store::ObjectInfo& object) {
 /// Returns the log in the keeper's directory, if the keeper writes it.
 std::string log_of(const StoreState& state) {
   std::error_code error;
-  const std::string log = store::Place(state.home).log();
+  const std::string log = store::StoreDirectory(state.home).log();
   return std::filesystem::equivalent(fmt::format("/proc/{}/fd/2", state.keeper->worker), log, error) ? log
                                                                                                      : "";
 }
@@ -87,17 +87,20 @@ bool is_of(const std::string& name, const std::pair<const std::string, std::uint
 }
 
 /// Returns what KV pools with outlives_keeper have left, except those that the keeper has.
-std::map<std::string, std::uint64_t> kept_files(const StoreState& state, const store::Places& places) {
+std::map<std::string, std::uint64_t> kept_files(const StoreState& state,
+                                                const store::StoreDirectories& directories) {
   std::map<std::string, std::uint64_t> kept;
-  for (const store::Place& place : places.all()) kept.merge(store::KvPoolFiles::all(place.directory()));
+  for (const store::StoreDirectory& directory : directories.all())
+    kept.merge(store::KvPoolFiles::all(directory.path()));
   for (const store::ObjectInfo& object : state.objects)
     std::erase_if(kept, [&](const auto& pool) { return is_of(object.name, pool); });
   return kept;
 }
 
-[[noreturn]] void throw_no_answer(const store::Places& places, std::chrono::seconds patience) {
+[[noreturn]] void throw_no_answer(const store::StoreDirectories& directories,
+                                  std::chrono::seconds patience) {
   std::vector<int> pids;
-  for (const KeeperProcess& process : keeper_processes(places)) pids.push_back(process.pid);
+  for (const KeeperProcess& process : keeper_processes(directories)) pids.push_back(process.pid);
   throw_error(ErrorCode::timeout,
               "the store's keeper has not answered for {} s ({}); if it is stopped (SIGSTOP, a debugger), "
               "`kill -CONT` continues it; `onecopy store stop --force` kills it",
@@ -108,25 +111,25 @@ std::map<std::string, std::uint64_t> kept_files(const StoreState& state, const s
 }  // namespace
 
 StoreState store_state(std::chrono::seconds patience) {
-  const auto places = store::Places::of_this_user();
+  const auto directories = store::StoreDirectories::of_this_user();
   StoreState state;
   try {
-    state.home = store::Link::connect(places, Deadline::after(patience)).home();
+    state.home = store::Link::connect(directories, Deadline::after(patience)).home();
     store::Store store = store::Store::connect({.autostart = false});
     state.keeper = store.keeper();
     state.ends_with = what_ends(state.keeper->worker);
     state.log = log_of(state);
-    if (const auto limits = store::ask_limits(places, Deadline::after(patience)))
+    if (const auto limits = store::ask_limits(directories, Deadline::after(patience)))
       state.max_bytes = limits->bytes;
     state.objects = store.list();
     state.kv_pools = kv_pools_of(store, state.objects);
   } catch (const Error& error) {
-    if (error.code() == ErrorCode::timeout) throw_no_answer(places, patience);
+    if (error.code() == ErrorCode::timeout) throw_no_answer(directories, patience);
     if (error.code() != ErrorCode::peer_died) throw;
-    places.check();
+    directories.check();
     state = {};
   }
-  state.kept_files = kept_files(state, places);
+  state.kept_files = kept_files(state, directories);
   return state;
 }
 

@@ -210,7 +210,7 @@ class RandomKillsOfTheStore : public ::testing::Test {
     ::setenv("ONECOPY_STORE_DIR", directory_.c_str(), 1);
     keeper_.emplace([this] {
       take_role(*field_, Role::keeper);
-      serve(Place(directory_), {});
+      serve(StoreDirectory(directory_), {});
     });
     EXPECT_TRUE(eventually([&] {
       try {

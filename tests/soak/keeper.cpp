@@ -21,7 +21,7 @@
 #include "onecopy/core/error.h"
 #include "os/file.h"
 #include "os/unix_socket.h"
-#include "store/format/place.h"
+#include "store/format/store_directory.h"
 #include "support/proc_entries.h"
 
 namespace onecopy::soak {
@@ -101,7 +101,7 @@ void Keeper::start() {
   }
   const auto answers = [this] {
     try {
-      UnixSocket::connect(store::Place(directory_).socket(), std::chrono::seconds(1));
+      UnixSocket::connect(store::StoreDirectory(directory_).socket(), std::chrono::seconds(1));
       return halves().size() == 2;
     } catch (const Error&) {  // it begins
       return false;

@@ -99,7 +99,7 @@ int main(int argc, char** argv) {
       return run_agent(std::atoi(argv[1] + std::strlen(kAgent)));
     constexpr const char* kKeeper = "--keeper=";
     if (argc == 2 && std::strncmp(argv[1], kKeeper, std::strlen(kKeeper)) == 0)
-      return onecopy::store::serve(onecopy::store::Place(argv[1] + std::strlen(kKeeper)), {}), 0;
+      return onecopy::store::serve(onecopy::store::StoreDirectory(argv[1] + std::strlen(kKeeper)), {}), 0;
     return run_director(options_from(argc, argv));
   } catch (const std::exception& error) {
     std::fprintf(stderr, "soak: %s\n", error.what());

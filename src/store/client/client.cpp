@@ -44,7 +44,8 @@ void remember(std::vector<std::weak_ptr<T>>& list, const std::shared_ptr<T>& ent
 }  // namespace
 
 Client& Client::here(std::shared_ptr<Client>& client) {
-  if (client->pid_ != current_pid()) client = std::make_shared<Client>(client->places_, client->options_);
+  if (client->pid_ != current_pid())
+    client = std::make_shared<Client>(client->directories_, client->options_);
   return *client;
 }
 
@@ -74,7 +75,7 @@ Packet Client::exchange_locked(const std::function<Bytes()>& question, std::span
 /// Starts the keeper, unless another process is quicker.
 void Client::start() {
   try {
-    start_keeper(options_.command, places_.environment());
+    start_keeper(options_.command, directories_.environment());
   } catch (const Error&) {
     link_ = try_connect();
     if (!link_) throw;
@@ -83,7 +84,7 @@ void Client::start() {
 
 std::optional<Link> Client::try_connect() const {
   try {
-    return Link::connect(places_, Deadline::after(kKeeperPatience));
+    return Link::connect(directories_, Deadline::after(kKeeperPatience));
   } catch (const Error&) {
     return std::nullopt;
   }
@@ -117,7 +118,7 @@ void Client::restore_all(Deadline deadline) {
 void Client::reach(Deadline deadline) {
   for (bool has_started = false; !link_;) {
     try {
-      link_ = Link::connect(places_, deadline);
+      link_ = Link::connect(directories_, deadline);
     } catch (const Error& error) {
       if (error.code() != ErrorCode::peer_died || deadline.has_passed()) throw;
       if (!may_start_keeper(options_))
@@ -209,7 +210,7 @@ void Client::rejoin() {
   const LockGuard lock(mutex_);
   if (link_ && !link_->is_closed()) return;
   const Deadline deadline = Deadline::after(kKeeperPatience);
-  link_.emplace(Link::connect(places_, deadline));
+  link_.emplace(Link::connect(directories_, deadline));
   restore_all(deadline);
 }
 

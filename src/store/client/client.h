@@ -16,7 +16,7 @@
 #include "store/client/reading.h"
 #include "store/format/link.h"
 #include "store/format/message.h"
-#include "store/format/place.h"
+#include "store/format/store_directory.h"
 
 namespace onecopy::store {
 
@@ -32,8 +32,8 @@ inline constexpr std::chrono::seconds kKeeperPatience{10};
 /// Thread safety: all members may be called concurrently. A forked child makes a Client of its own.
 class Client : public std::enable_shared_from_this<Client> {
  public:
-  Client(Places places, ConnectOptions options)
-      : places_(std::move(places)), options_(std::move(options)) {}
+  Client(StoreDirectories directories, ConnectOptions options)
+      : directories_(std::move(directories)), options_(std::move(options)) {}
 
   using Reading = store::Reading;
 
@@ -60,7 +60,7 @@ class Client : public std::enable_shared_from_this<Client> {
   Welcome welcome(Deadline deadline);
   /// Connects again if the connection has ended. Starts no keeper. Throws peer_died if there is none.
   void rejoin();
-  const Places& places() const noexcept { return places_; }
+  const StoreDirectories& directories() const noexcept { return directories_; }
   /// Returns the directory of the keeper. Connects if there is no connection.
   std::string home(Deadline deadline);
 
@@ -86,7 +86,7 @@ class Client : public std::enable_shared_from_this<Client> {
   void reserve_again(const VersionRecord& version, Deadline deadline) REQUIRES(mutex_);
   void send_notes() noexcept REQUIRES(mutex_);
 
-  const Places places_;
+  const StoreDirectories directories_;
   const ConnectOptions options_;
   const int pid_ = current_pid();
   Mutex mutex_;

@@ -31,7 +31,7 @@ LinkWatch::LinkWatch(std::weak_ptr<Client> client)
 void LinkWatch::listen() {
   const auto client = client_.lock();
   if (!client) return;
-  link_.emplace(Link::connect(client->places(), Deadline::after(kKeeperPatience)));
+  link_.emplace(Link::connect(client->directories(), Deadline::after(kKeeperPatience)));
   EventLoop& loop = Session::current().loop();
   loop.add(link_->fd(), [this, &loop] {
     loop.remove(link_->fd());

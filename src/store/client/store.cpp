@@ -112,7 +112,7 @@ Table table_for(Device device, const PublishOptions& options) {
 }
 
 Store Store::connect(const ConnectOptions& options) {
-  auto client = std::make_shared<Client>(Places::of_this_user(), options);
+  auto client = std::make_shared<Client>(StoreDirectories::of_this_user(), options);
   client->welcome(Deadline::after(kKeeperPatience));
   return Store(std::move(client));
 }

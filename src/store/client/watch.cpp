@@ -14,7 +14,7 @@ Watch::~Watch() = default;
 void Watch::State::connect() {
   const Deadline deadline = Deadline::after(kKeeperPatience);
   Client::here(client).welcome(deadline);
-  link = Link::connect(client->places(), deadline);
+  link = Link::connect(client->directories(), deadline);
   has_asked = false;
 }
 

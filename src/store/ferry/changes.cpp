@@ -17,7 +17,7 @@ namespace onecopy::store::ferry {
 
 Changes::Changes(const Client& client, std::string name)
     : name_(std::move(name)),
-      link_(Link::connect(client.places(), Deadline::after(kKeeperPatience))),
+      link_(Link::connect(client.directories(), Deadline::after(kKeeperPatience))),
       file_(file_about(link_.home(), "pulled", name_)),
       written_(::inotify_init1(IN_NONBLOCK | IN_CLOEXEC)) {
   file_.erase(0, link_.home().size() + 1);

@@ -45,7 +45,7 @@ bool may_pass(const Error& error, bool follows) noexcept {
 
 Pull::Pull(PullOptions options)
     : options_(std::move(options)),
-      client_(std::make_shared<Client>(options_.places, options_.keeper)),
+      client_(std::make_shared<Client>(options_.directories, options_.keeper)),
       origins_(client_->home(Deadline::after(kKeeperPatience)), options_.name),
       is_over_ucx_(is_over_ucx()) {
   check_name(options_.name);

@@ -25,8 +25,8 @@ struct PullOptions {
   std::uint64_t number = 0;  ///< 0 for the newest version
   std::vector<Bytes> keys;   ///< tried in this order
   ConnectOptions keeper{};
-  Places places = Places::of_this_user();  ///< of the keeper
-  Deadline lock_until = kNow;              ///< until then another process may pull the object
+  StoreDirectories directories = StoreDirectories::of_this_user();  ///< of the keeper
+  Deadline lock_until = kNow;  ///< until then another process may pull the object
   /// The time in which a host must send something. After that, another host is asked.
   std::chrono::milliseconds patience{10'000};
   /// A function that is called between two chunks and between two attempts. Its exceptions end the call of Pull that waits.

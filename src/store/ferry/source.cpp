@@ -154,7 +154,7 @@ class HostServed {
   Stream stream_;
   Pace& pace_;
   const std::shared_ptr<Client> client_ = std::make_shared<Client>(
-      Places::of_this_user(), ConnectOptions{.autostart = false});  // shared with its readings
+      StoreDirectories::of_this_user(), ConnectOptions{.autostart = false});  // shared with its readings
   std::optional<Store> store_;
   std::optional<OfferedVersion> offered_;
   Bytes copy_;                                   ///< of a chunk of a version that arrives

@@ -11,34 +11,34 @@ namespace {
 
 constexpr std::chrono::microseconds kAwake{200};  // usually an answer arrives sooner than a thread wakes up
 
-Digest read_secret(const Place& place) {
+Digest read_secret(const StoreDirectory& directory) {
   try {
-    return place.secret();
+    return directory.secret();
   } catch (const Error& error) {
     if (error.vendor_code() == ENOENT) throw Error(ErrorCode::peer_died, "the store has no keeper yet");
     throw;
   }
 }
 
-/// Returns the directory to which a link of a place leads.
-std::string home_of(const Place& place) {
+/// Returns the path of the directory in which the keeper listens to which a link in this one leads.
+std::string home_of(const StoreDirectory& directory) {
   std::error_code error;
-  const auto socket = std::filesystem::canonical(place.socket().text, error);
-  return error ? place.directory() : socket.parent_path().string();
+  const auto socket = std::filesystem::canonical(directory.socket().text, error);
+  return error ? directory.path() : socket.parent_path().string();
 }
 
 }  // namespace
 
-/// Tries the places in order. Asks a keeper whose files were removed to make them again, before giving up.
-Link Link::connect(const Places& places, Deadline deadline) {
+/// Tries the directories in order. Asks a keeper whose files were removed to make them again, before giving up.
+Link Link::connect(const StoreDirectories& directories, Deadline deadline) {
   for (bool has_rung = false;; has_rung = true) {
-    for (const Place& place : places.all()) {
+    for (const StoreDirectory& directory : directories.all()) {
       try {
-        return connect_in(place, deadline);
+        return connect_in(directory, deadline);
       } catch (const Error& error) {
         if (error.code() != ErrorCode::peer_died) throw;
-        const bool is_last = &place == &places.all().back();
-        if (is_last && (has_rung || !places.ring(deadline))) throw;
+        const bool is_last = &directory == &directories.all().back();
+        if (is_last && (has_rung || !directories.ring(deadline))) throw;
       }
     }
   }
@@ -46,13 +46,13 @@ Link Link::connect(const Places& places, Deadline deadline) {
 
 /// Connects and proves the secret. Tries again if the worker is killed during the handshake, because its guard has the
 /// same listener and starts another worker.
-Link Link::connect_in(const Place& place, Deadline deadline) {
+Link Link::connect_in(const StoreDirectory& directory, Deadline deadline) {
   for (;;) {
-    const Digest secret = read_secret(place);
-    Link link(UnixSocket::connect(place.socket(), deadline.whole_ms_left(kLongest)));
+    const Digest secret = read_secret(directory);
+    Link link(UnixSocket::connect(directory.socket(), deadline.whole_ms_left(kLongest)));
     try {
       link.greet(std::as_bytes(std::span(secret)), deadline);
-      link.home_ = home_of(place);
+      link.home_ = home_of(directory);
       return link;
     } catch (const Error& error) {
       if (error.code() != ErrorCode::peer_died || deadline.has_passed()) throw;
@@ -83,9 +83,10 @@ Packet Link::hear(Deadline deadline) {
       return std::move(*answer);
 }
 
-std::optional<KeptLimits> ask_limits(const Places& places, Deadline deadline) {
+std::optional<KeptLimits> ask_limits(const StoreDirectories& directories, Deadline deadline) {
   try {
-    return unpack<KeptLimits>(Link::connect(places, deadline).ask(pack(AskLimits{}), {}, deadline).bytes);
+    return unpack<KeptLimits>(
+        Link::connect(directories, deadline).ask(pack(AskLimits{}), {}, deadline).bytes);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::peer_died) throw;
     return std::nullopt;

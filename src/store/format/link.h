@@ -7,16 +7,16 @@
 #include "os/deadline.h"
 #include "os/unix_socket.h"
 #include "store/format/message.h"
-#include "store/format/place.h"
+#include "store/format/store_directory.h"
 
 namespace onecopy::store {
 
 /// A connection to the keeper, which has proved that it knows the secret. Thread safety: none.
 class Link {
  public:
-  /// Connects to the keeper in the first place that has one. Throws peer_died if no keeper listens, timeout, bad_secret,
+  /// Connects to the keeper in the first directory that has one. Throws peer_died if no keeper listens, timeout, bad_secret,
   /// other_user, version_mismatch.
-  static Link connect(const Places& places, Deadline deadline);
+  static Link connect(const StoreDirectories& directories, Deadline deadline);
 
   const Welcome& welcome() const noexcept { return welcome_; }
   /// Returns the directory in which the keeper listens.
@@ -43,7 +43,7 @@ class Link {
   static constexpr std::chrono::hours kLongest{24};
 
   explicit Link(UnixSocket socket) : socket_(std::move(socket)) {}
-  static Link connect_in(const Place& place, Deadline deadline);
+  static Link connect_in(const StoreDirectory& directory, Deadline deadline);
   void greet(ByteSpan secret, Deadline deadline);
 
   UnixSocket socket_;
@@ -54,6 +54,6 @@ class Link {
 
 /// Returns the limits of the keeper; nothing if there is no keeper, or one of an earlier version. Throws what
 /// Link::connect() throws.
-std::optional<KeptLimits> ask_limits(const Places& places, Deadline deadline);
+std::optional<KeptLimits> ask_limits(const StoreDirectories& directories, Deadline deadline);
 
 }  // namespace onecopy::store

@@ -226,7 +226,7 @@ using Stop = EmptyMessage<Type::stop>;
 /// answers no client until it receives `ready`, and then ends. If the connection ends before that, the old keeper
 /// continues.
 using Replace = EmptyMessage<Type::replace>;
-/// The answer to `replace`. Descriptors: the locks of the keeper's places and its abstract name, and the
+/// The answer to `replace`. Descriptors: the locks of the keeper's directories and its abstract name, and the
 /// listener last.
 struct Handover {
   static constexpr Type kType = Type::handover;

@@ -85,7 +85,7 @@ ferry::Pull begin_pull(const Config& config, const Client& client, const std::st
   options.name = name;
   options.keys = ferry::keys_in(config.key_file);
   options.keeper.autostart = false;
-  options.places = client.places();
+  options.directories = client.directories();
   options.lock_until = until;
   options.look = [&publication] { publication.tend(); };
   try {

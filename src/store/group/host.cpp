@@ -25,7 +25,7 @@ Host::Host(Config config, ConnectOptions keeper, bool joins)
       etcd_(config_.etcd),
       remembered_(config_.memory),
       lease_(etcd_),
-      client_(std::make_shared<Client>(Places::of_this_user(), keeper_)),
+      client_(std::make_shared<Client>(StoreDirectories::of_this_user(), keeper_)),
       joins_(joins) {}
 
 Host::~Host() { lease_.end(); }

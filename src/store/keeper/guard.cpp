@@ -31,12 +31,12 @@ bool take_notes(KeeperState& state, Partner& worker) {
       case Partner::Kind::index:
         if (note->fds.size() == 1) state.index = Log::open(std::move(note->fds.front()));
         break;
-      case Partner::Kind::places:
+      case Partner::Kind::directories:
         if (note->fds.empty()) break;
         state.listener = UnixSocket(std::move(note->fds.back()));
         note->fds.pop_back();
-        state.places.adopt(std::move(note->fds));
-        state.index_path = state.places.index();
+        state.directories.adopt(std::move(note->fds));
+        state.index_path = state.directories.index();
         break;
       case Partner::Kind::end: return true;
     }

@@ -55,12 +55,12 @@ Fd block_signals() {
   return fd;
 }
 
-/// Returns whether a worker answers in a place. A socket that listens proves nothing, because a killed keeper may not have ended
+/// Returns whether a worker answers in a directory. A socket that listens proves nothing, because a killed keeper may not have ended
 /// entirely.
-bool is_answered_in(const Place& place) {
+bool is_answered_in(const StoreDirectory& directory) {
   constexpr std::chrono::milliseconds kPatience{500};
   try {
-    UnixSocket socket = UnixSocket::connect(place.socket(), kPatience);
+    UnixSocket socket = UnixSocket::connect(directory.socket(), kPatience);
     socket.send(peer::Greeting(kProtocol).hello(), {}, kPatience);
     socket.receive(kPatience);
     return true;
@@ -69,60 +69,60 @@ bool is_answered_in(const Place& place) {
   }
 }
 
-/// Takes the places. Waits for a keeper that is ending. A keeper whose files were removed makes them again first.
-HeldPlaces take(const Places& places) {
+/// Takes the directories. Waits for a keeper that is ending. A keeper whose files were removed makes them again first.
+KeeperDirectories take(const StoreDirectories& directories) {
   const Deadline until = Deadline::after(kEndOfTheLastOne);
-  HeldPlaces held(places);
+  KeeperDirectories held(directories);
   while (!held.try_take()) {
-    places.ring(until);
-    if (std::ranges::any_of(places.all(), is_answered_in) || until.has_passed())
+    directories.ring(until);
+    if (std::ranges::any_of(directories.all(), is_answered_in) || until.has_passed())
       throw_error(ErrorCode::unsupported,
                   "the store in {} has a keeper already: `onecopy store serve --replace` takes "
                   "over from it with all versions, and `onecopy store stop` ends it",
-                  places.all().front().directory());
+                  directories.all().front().path());
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   return held;
 }
 
-KeeperState prepare(const Places& places, const Limits& limits) {
+KeeperState prepare(const StoreDirectories& directories, const Limits& limits) {
   KeeperState state;
-  state.places = take(places);
+  state.directories = take(directories);
   state.keeper = random_value<Token>();
   state.limits = limits;
-  state.index_path = state.places.index();
+  state.index_path = state.directories.index();
   FoundIndex found = open_index(state.index_path);
   state.index = std::move(found.log);
   state.knows_all = found.knows_all;
   state.trouble = std::move(found.trouble);
   state.signals = block_signals();
-  std::tie(state.listener, state.secret) = state.places.listen();
+  std::tie(state.listener, state.secret) = state.directories.listen();
   return state;
 }
 
 /// Returns the limits. A limit that is not set is the limit of the present keeper.
-Limits with_former(const Places& places, Limits limits, Deadline deadline) {
-  if (const auto kept = ask_limits(places, deadline)) limits.inherit(Limits::from(*kept));
+Limits with_former(const StoreDirectories& directories, Limits limits, Deadline deadline) {
+  if (const auto kept = ask_limits(directories, deadline)) limits.inherit(Limits::from(*kept));
   return limits;
 }
 
 /// Takes the state over from the present keeper. Throws peer_died if there is none.
-KeeperState take_over(const Places& places, const Limits& limits) {
+KeeperState take_over(const StoreDirectories& directories, const Limits& limits) {
   const Deadline deadline = Deadline::after(Predecessor::kPatience);
-  Limits kept = with_former(places, limits, deadline);
-  Link link = Link::connect(places, deadline);
+  Limits kept = with_former(directories, limits, deadline);
+  Link link = Link::connect(directories, deadline);
   Packet packet = link.ask(pack(Replace{}), {}, deadline);
   const auto handover = unpack<Handover>(packet.bytes);
   if (packet.fds.empty()) throw Error(ErrorCode::protocol, "the store's keeper sent no listener");
   KeeperState state;
   state.listener = UnixSocket(std::move(packet.fds.back()));
   packet.fds.pop_back();
-  state.places = HeldPlaces(places, link.home(), std::move(packet.fds));
-  state.secret = state.places.home().secret();
+  state.directories = KeeperDirectories(directories, link.home(), std::move(packet.fds));
+  state.secret = state.directories.home().secret();
   state.keeper = handover.keeper;
   state.knows_all = handover.knows_all;
   state.limits = std::move(kept);
-  state.index_path = state.places.index();
+  state.index_path = state.directories.index();
   // The worker puts it in the place of the old keeper's when that has ended.
   state.index = make_nameless_log(state.index_path);
   state.predecessor.processes.push_back(link.worker());
@@ -139,15 +139,15 @@ KeeperState take_over(const Places& places, const Limits& limits) {
   return state;
 }
 
-KeeperState prepare(const Places& places, const ServeOptions& options) {
+KeeperState prepare(const StoreDirectories& directories, const ServeOptions& options) {
   if (options.replace) {
     try {
-      return take_over(places, options.limits);
+      return take_over(directories, options.limits);
     } catch (const Error& error) {
       if (error.code() != ErrorCode::peer_died) throw;
     }
   }
-  return prepare(places, options.limits);
+  return prepare(directories, options.limits);
 }
 
 /// Leaves the session, the terminal and the directory of the program that started this process. Logs to a new file, or to
@@ -174,21 +174,21 @@ void run(KeeperState& state) {
     const bool was_worker = next == Next::be_worker;
     if (next == Next::be_guard) next = run_guard(state, partner);
     else next = KeeperServer(state, partner).run();
-    if (next == Next::end && was_worker) state.places.leave();
+    if (next == Next::end && was_worker) state.directories.leave();
   }
 }
 
 }  // namespace
 
-void serve(const Places& places, const ServeOptions& options) {
+void serve(const StoreDirectories& directories, const ServeOptions& options) {
   if (options.in_background) ::syscall(SYS_close_range, 3U, UINT_MAX, 0);
   raise_descriptor_limit();
-  KeeperState state = prepare(places, options);
+  KeeperState state = prepare(directories, options);
   if (options.in_background) {
     const int child = ::fork();
     if (child < 0) throw_errno("cannot start the store's keeper", errno);
     if (child > 0) return;
-    detach(state.places.home().log());
+    detach(state.directories.home().log());
   }
   run(state);
   if (options.in_background) ::_exit(0);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "store/format/place.h"
+#include "store/format/store_directory.h"
 #include "store/keeper/keeper_state.h"
 
 namespace onecopy::store {
@@ -11,13 +11,13 @@ struct ServeOptions {
   /// Takes over from the keeper of this user, if there is one. Its versions stay, and clients connect again without
   /// notice.
   bool replace = false;
-  /// Returns once clients can connect, and runs the keeper in two new processes, which log to Place::log().
+  /// Returns once clients can connect, and runs the keeper in two new processes, which log to StoreDirectory::log().
   bool in_background = false;
 };
 
 /// Runs the keeper of this user: a worker and a guard, one of which is this process. Returns when the keeper ends.
 /// Throws unsupported if there is a keeper already, and version_mismatch if this build cannot replace that keeper.
 /// REQUIRES: the process has one thread.
-void serve(const Places& places, const ServeOptions& options);
+void serve(const StoreDirectories& directories, const ServeOptions& options);
 
 }  // namespace onecopy::store

@@ -31,7 +31,7 @@ KeeperServer::KeeperServer(KeeperState& state, Partner& guard)
   recover();
   poller_.add(state_.listener.fd(), kListener);
   poller_.add(state_.signals.get(), kSignals);
-  if (state_.places.bell() >= 0) poller_.add(state_.places.bell(), kBell);
+  if (state_.directories.bell() >= 0) poller_.add(state_.directories.bell(), kBell);
   watch_guard();
 }
 
@@ -40,9 +40,9 @@ void KeeperServer::watch_guard() { poller_.add(guard_.pidfd(), kGuard); }
 Next KeeperServer::run() {
   is_replaced_ = !state_.predecessor.await_end();
   if (!is_replaced_) rewrite_index();
-  log_info("the store's keeper listens in {}, and knows {} versions", state_.places.home().directory(),
+  log_info("the store's keeper listens in {}, and knows {} versions", state_.directories.home().path(),
            rules_.catalog().size());
-  look_after_places();
+  look_after_directories();
   while (!is_stopping_ && !is_replaced_) {
     const auto tokens = poller_.wait(patience());
     if (!tokens.empty() || end() == kNever) last_use_ = Clock::now();
@@ -51,14 +51,14 @@ Next KeeperServer::run() {
     for (const std::uint64_t token : tokens) {
       if (token == kListener) accept_some();
       else if (token == kSignals) is_stopping_ = true;
-      else if (token == kBell) place_watch_.ring();
+      else if (token == kBell) directory_watch_.ring();
       else if (token == kGuard) {
         if (replace_guard() == Next::be_guard) return Next::be_guard;
       } else serve(token);
       if (is_replaced_) break;  // the waiting clients belong to the other keeper now
     }
     if (is_replaced_) break;
-    look_after_places();
+    look_after_directories();
     tidy_up();
   }
   log_info("the store's keeper {}", is_replaced_ ? "is replaced by another one" : "ends");
@@ -69,7 +69,7 @@ Next KeeperServer::run() {
 /// Returns when the keeper ends if nothing happens until then: nobody uses it, or no process can find it.
 KeeperServer::Clock::time_point KeeperServer::end() const noexcept {
   if (!connections_.empty()) return kNever;
-  if (place_watch_.is_lost()) return last_use_ + kLost;
+  if (directory_watch_.is_lost()) return last_use_ + kLost;
   return rules_.is_unused() && state_.limits.unused ? last_use_ + *state_.limits.unused : kNever;
 }
 
@@ -88,7 +88,7 @@ void KeeperServer::tidy_up() {
 /// Returns the time after which the worker looks again if no event comes.
 std::chrono::milliseconds KeeperServer::patience() const {
   if (listener_paused_) return kRetry;
-  auto next = std::min({end(), rules_.next_reclaim(), place_watch_.next()});
+  auto next = std::min({end(), rules_.next_reclaim(), directory_watch_.next()});
   for (const auto& [token, c] : connections_) {
     if (c.open) next = std::min(next, rules_.grace_end());
     if (!c.is_client) next = std::min(next, c.since + kProof);
@@ -116,14 +116,14 @@ Next KeeperServer::replace_guard() {
   return Next::be_worker;
 }
 
-/// Looks after the places, and listens anew if the socket's file was removed.
-void KeeperServer::look_after_places() {
+/// Looks after the directories, and listens anew if the socket's file was removed.
+void KeeperServer::look_after_directories() {
   if (is_replaced_) return;
   std::optional<UnixSocket> listener;
   try {
-    const auto state = place_watch_.look(Clock::now(), state_.places, listener, state_.secret);
-    if (state == HeldPlaces::State::made_again) {
-      state_.index_path = state_.places.index();
+    const auto state = directory_watch_.look(Clock::now(), state_.directories, listener, state_.secret);
+    if (state == KeeperDirectories::State::made_again) {
+      state_.index_path = state_.directories.index();
       must_rewrite_ = true;
       rewrite_index();
     }
@@ -134,9 +134,9 @@ void KeeperServer::look_after_places() {
   if (!listener_paused_) poller_.remove(state_.listener.fd());
   state_.listener = std::move(*listener);
   if (!listener_paused_) poller_.add(state_.listener.fd(), kListener);
-  std::vector<int> held = state_.places.descriptors();
+  std::vector<int> held = state_.directories.descriptors();
   held.push_back(state_.listener.fd());
-  guard_.tell(Partner::Kind::places, 0, held);
+  guard_.tell(Partner::Kind::directories, 0, held);
 }
 
 void KeeperServer::accept_some() {

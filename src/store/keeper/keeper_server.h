@@ -11,9 +11,9 @@
 #include "os/poller.h"
 #include "os/unix_socket.h"
 #include "store/format/message.h"
+#include "store/keeper/directory_watch.h"
 #include "store/keeper/keeper_state.h"
 #include "store/keeper/partner.h"
-#include "store/keeper/place_watch.h"
 #include "store/keeper/version_rules.h"
 
 namespace onecopy::store {
@@ -53,7 +53,7 @@ class KeeperServer final : private VersionKeeper {
   void tidy_up();
   std::chrono::milliseconds patience() const;
   Clock::time_point end() const noexcept;
-  void look_after_places();
+  void look_after_directories();
   void accept_some();
   void close_strangers();
   void listen_again();
@@ -105,7 +105,7 @@ class KeeperServer final : private VersionKeeper {
   std::uint64_t last_token_ = 0;
   std::uint64_t max_index_ = 0;  ///< the size beyond which the index is written anew
   Clock::time_point last_use_ = Clock::now();
-  PlaceWatch place_watch_{Clock::now()};
+  DirectoryWatch directory_watch_{Clock::now()};
   bool must_rewrite_ = false;     ///< no record may be appended before the index is written anew
   bool listener_paused_ = false;  ///< the listener is ignored, because there are no free descriptors
   bool is_stopping_ = false;

@@ -15,7 +15,7 @@ void KeeperServer::replace(Connection& c) {
   constexpr auto kWait = Predecessor::kPatience;
   const auto send_all = [&](ByteSpan bytes, std::span<const int> fds) { c.socket.send(bytes, fds, kWait); };
   const std::vector<Record> records = rules_.records();
-  std::vector<int> shared = state_.places.descriptors();
+  std::vector<int> shared = state_.directories.descriptors();
   shared.push_back(state_.listener.fd());
   c.socket.send(pack(Handover{state_.keeper, guard_.pid(), state_.knows_all, records.size()}), shared,
                 kWait);

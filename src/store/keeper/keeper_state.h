@@ -11,7 +11,7 @@
 #include "os/hmac.h"
 #include "os/unix_socket.h"
 #include "store/format/record.h"
-#include "store/keeper/held_places.h"
+#include "store/keeper/keeper_directories.h"
 #include "store/keeper/log.h"
 #include "store/keeper/reservations.h"
 
@@ -32,7 +32,7 @@ struct Predecessor {
 /// The objects that both halves of the keeper hold. A forked half inherits the state of the other half. Thread
 /// safety: none.
 struct KeeperState {
-  HeldPlaces places;
+  KeeperDirectories directories;
   UnixSocket listener;
   Fd signals;  ///< readable when a signal asks this process to end (SIGINT, SIGTERM, SIGHUP)
   Digest secret{};

@@ -18,11 +18,11 @@ class Partner {
  public:
   /// The notes of the worker to the guard.
   enum class Kind : std::uint32_t {
-    take = 1,  ///< descriptors of a version, which may exist from now on; in one or several notes
-    drop,      ///< the version was dropped, or never published
-    index,     ///< the descriptor of a new index
-    places,    ///< the descriptors of places that were made again, and the listener last
-    end,       ///< the keeper ends
+    take = 1,     ///< descriptors of a version, which may exist from now on; in one or several notes
+    drop,         ///< the version was dropped, or never published
+    index,        ///< the descriptor of a new index
+    directories,  ///< the descriptors of directories that were made again, and the listener last
+    end,          ///< the keeper ends
   };
   struct Note {
     Kind kind;

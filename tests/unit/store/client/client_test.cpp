@@ -23,7 +23,7 @@ using Clock = std::chrono::steady_clock;
 /// Listens in the place of a keeper, closes each connection for a while, and then leaves connections without an answer.
 class FailingKeeper {
  public:
-  FailingKeeper(const Place& place, std::chrono::milliseconds closes)
+  FailingKeeper(const StoreDirectory& place, std::chrono::milliseconds closes)
       : listener_(UnixSocket::listen(place.socket())), thread_([this, closes](const std::stop_token& stop) {
           const auto begin = Clock::now();
           while (!stop.stop_requested()) {
@@ -44,7 +44,7 @@ TEST(StoreClient, SaysForHowLongTheKeeperHasNotAnswered) {
   constexpr auto kPatience = 400ms;
   const testing::Watchdog watchdog;
   const TemporaryDirectory directory;
-  const Place place(directory / "store");
+  const StoreDirectory place(directory / "store");
   place.ensure();
   const Fd lock = place.try_lock();
   place.make_secret();

@@ -52,7 +52,7 @@ TEST(KilledGroup, TakesBothHalvesOfTheKeeperAndNoVersionThatAProcessReads) {
   ::setenv("ONECOPY_STORE_DIR", directory.path().c_str(), 1);
   Child first([&] {
     group.join();
-    serve(Place(directory.path()), {});
+    serve(StoreDirectory(directory.path()), {});
   });
   Store store = connect_to_keeper();
   EXPECT_EQ(publish_number(store, "read", 7), 1u);
@@ -61,7 +61,7 @@ TEST(KilledGroup, TakesBothHalvesOfTheKeeperAndNoVersionThatAProcessReads) {
   group.kill();
   EXPECT_EQ(first.join(), -SIGKILL);
   EXPECT_EQ(element(version.tensor(0), 999), 7);
-  Child second([&] { serve(Place(directory.path()), {}); });
+  Child second([&] { serve(StoreDirectory(directory.path()), {}); });
   Store other = connect_to_keeper();
   store.list();  // this client connects again, and gives back what it reads
   EXPECT_EQ(element(other.open("read").tensor(0), 999), 7);

@@ -39,7 +39,7 @@ class LentVersionTest : public ::testing::Test {
   void SetUp() override {
     directory_ = fmt::format("{}onecopy-lent-test-{}", ::testing::TempDir(), ::getpid());
     ::setenv("ONECOPY_STORE_DIR", directory_.c_str(), 1);
-    keeper_.emplace([this] { serve(Place(directory_), {}); });
+    keeper_.emplace([this] { serve(StoreDirectory(directory_), {}); });
     ASSERT_TRUE(eventually([&] {
       try {
         store_.emplace(Store::connect({.autostart = false}));

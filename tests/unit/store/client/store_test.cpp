@@ -82,7 +82,7 @@ class StoreTest : public ::testing::TestWithParam<std::string> {
     keeper_.emplace([this, options] {
       fate = &*fate_;
       point_hook.store(die_once);
-      serve(Place(directory_), options);
+      serve(StoreDirectory(directory_), options);
     });
     std::optional<Store> store;
     if (!eventually([&] {
@@ -621,7 +621,7 @@ TEST_F(StoreTest, AForkedChildMayFillADraft) {
 /// A program that speaks to the keeper itself, and says of memory that it can change that it lies elsewhere.
 TEST_F(StoreTest, AVersionWhoseMemoryIsNotSealedIsRefusedByReaders) {
   Store store = start();
-  auto client = std::make_shared<Client>(Place(directory_), ConnectOptions{.autostart = false});
+  auto client = std::make_shared<Client>(StoreDirectory(directory_), ConnectOptions{.autostart = false});
   const auto chunk = backend(DeviceType::cpu).create_chunk(0, 4096);
   ExportedMemory exported = backend(DeviceType::cpu).export_chunks({&chunk, 1}, Access::read_only);
   exported.size = 4096;
@@ -666,7 +666,7 @@ class ReplacedKeeper : public StoreTest {
     keeper_.emplace([this] {
       fate = &*fate_;
       point_hook.store(die_once);
-      serve(Place(directory_), {.replace = true});
+      serve(StoreDirectory(directory_), {.replace = true});
     });
   }
   std::optional<Child> replaced_;
@@ -713,7 +713,7 @@ TEST_F(ReplacedKeeper, GoesOnIfItsOwnWorkerIsKilledBeforeTheOtherOneIsReady) {
   publish(store, kCpu, 1);
   const KeeperInfo before = store.keeper();
   replaced_.emplace(std::move(*keeper_));
-  keeper_.emplace([this] { serve(Place(directory_), {.replace = true}); });
+  keeper_.emplace([this] { serve(StoreDirectory(directory_), {.replace = true}); });
   EXPECT_EQ(replaced_->join(), -SIGKILL);
   EXPECT_EQ(keeper_->join(), 0);  // it leaves
   EXPECT_EQ(store.keeper().guard, before.guard);

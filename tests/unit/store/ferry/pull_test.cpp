@@ -41,7 +41,7 @@ class PullTest : public ::testing::Test {
   void SetUp() override {
     directory_ = fmt::format("{}onecopy-pull-test-{}", ::testing::TempDir(), ::getpid());
     ::setenv("ONECOPY_STORE_DIR", directory_.c_str(), 1);
-    keeper_.emplace([this] { serve(Place(directory_), {}); });
+    keeper_.emplace([this] { serve(StoreDirectory(directory_), {}); });
     ASSERT_TRUE(eventually([] {
       try {
         Store::connect({.autostart = false});
@@ -261,7 +261,7 @@ TEST_F(PullTest, LeavesNoNoteOfAVersionForWhichThereIsNoRoom) {
   give(host);
   host.start();
   Pull pull = pull_from({&host});
-  const Origins origins(Places::of_this_user().all().front().directory(), "w");
+  const Origins origins(StoreDirectories::of_this_user().all().front().path(), "w");
   {
     const Limit limit(RLIMIT_FSIZE, kChunkBytes);
     for (int i = 0; i < 3; ++i)
@@ -274,7 +274,7 @@ TEST_F(PullTest, LeavesNoNoteOfAVersionForWhichThereIsNoRoom) {
 }
 
 TEST_F(PullTest, ChangesEndTheWaitForThemAlsoIfTheyCameBefore) {
-  Client client(Places::of_this_user(), {.autostart = false});
+  Client client(StoreDirectories::of_this_user(), {.autostart = false});
   Changes changes(client, "w");
   Origins origins(directory_, "w");
   ASSERT_TRUE(origins.try_lock());

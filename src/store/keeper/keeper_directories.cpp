@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "store/keeper/held_places.h"
+#include "store/keeper/keeper_directories.h"
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -29,24 +29,25 @@ bool is_socket(int fd) noexcept {
 
 }  // namespace
 
-HeldPlaces::HeldPlaces(Places places, const std::string& home, std::vector<Fd> descriptors)
-    : HeldPlaces(std::move(places)) {
-  places_.begin_with(home);
-  locks_.resize(places_.all().size());
+KeeperDirectories::KeeperDirectories(StoreDirectories directories, const std::string& home,
+                                     std::vector<Fd> descriptors)
+    : KeeperDirectories(std::move(directories)) {
+  directories_.begin_with(home);
+  locks_.resize(directories_.all().size());
   adopt(std::move(descriptors));
 }
 
-bool HeldPlaces::try_take() {
-  if (lock_places(true) && lock_files() && take_bell()) return true;
+bool KeeperDirectories::try_take() {
+  if (lock_directories(true) && lock_files() && take_bell()) return true;
   for (Fd& lock : locks_) lock.reset();
   kept_.clear();
   return false;
 }
 
-/// Locks the last place first, because that is the one which all keepers of the user want. Returns false if another process
-/// has the lock of a place. At the start, throws if the place that the user asked for cannot be made, or none can.
-bool HeldPlaces::lock_places(bool is_start) {
-  const auto& all = places_.all();
+/// Locks the last directory first, because that is the one which all keepers of the user want. Returns false if another process
+/// has the lock of a directory. At the start, throws if the directory that the user asked for cannot be made, or none can.
+bool KeeperDirectories::lock_directories(bool is_start) {
+  const auto& all = directories_.all();
   bool is_ours = true;
   std::exception_ptr problem;
   for (std::size_t i = all.size(); i-- > 0;) {
@@ -58,7 +59,7 @@ bool HeldPlaces::lock_places(bool is_start) {
     } catch (const Error& error) {
       locks_[i].reset();
       if (!problem) problem = std::current_exception();
-      if (is_start && i == 0 && places_.is_first_required()) throw;
+      if (is_start && i == 0 && directories_.is_first_required()) throw;
       log_debug([&] { return std::string("the store is not found in a directory: ") + error.what(); });
     }
   }
@@ -69,18 +70,18 @@ bool HeldPlaces::lock_places(bool is_start) {
 }
 
 /// Locks the file that keepers of earlier versions lock instead of the directory. Returns false if one of them lives.
-bool HeldPlaces::lock_files() {
+bool KeeperDirectories::lock_files() {
   for (std::size_t i = 0; i < locks_.size(); ++i) {
     if (!locks_[i]) continue;
-    kept_.push_back(open_file(places_.all()[i].directory() + "/lock", O_RDWR | O_CREAT));
+    kept_.push_back(open_file(directories_.all()[i].path() + "/lock", O_RDWR | O_CREAT));
     if (::flock(kept_.back().get(), LOCK_EX | LOCK_NB) != 0) return false;
   }
   return true;
 }
 
-/// Finds the place in which another process has made the socket itself, not a link to it.
-void HeldPlaces::find_home() noexcept {
-  const auto& all = places_.all();
+/// Finds the directory in which another process has made the socket itself, not a link to it.
+void KeeperDirectories::find_home() noexcept {
+  const auto& all = directories_.all();
   for (std::size_t i = 0; i < all.size(); ++i) {
     struct stat status {};
     const std::string path = all[i].socket().text;
@@ -92,8 +93,8 @@ void HeldPlaces::find_home() noexcept {
 }
 
 /// Returns false if another keeper of this user has the abstract name. Does without the name if another user has it.
-bool HeldPlaces::take_bell() {
-  const std::string name = places_.bell();
+bool KeeperDirectories::take_bell() {
+  const std::string name = directories_.bell();
   if (name.empty()) return true;
   try {
     bell_ = UnixSocket::listen({name, true});
@@ -106,7 +107,7 @@ bool HeldPlaces::take_bell() {
   }
 }
 
-std::pair<UnixSocket, Digest> HeldPlaces::listen() {
+std::pair<UnixSocket, Digest> KeeperDirectories::listen() {
   UnixSocket listener = bind();
   const Digest secret = home().make_secret();
   link_others(secret);
@@ -114,7 +115,7 @@ std::pair<UnixSocket, Digest> HeldPlaces::listen() {
 }
 
 /// Returns a listener whose file stays when this process ends.
-UnixSocket HeldPlaces::bind() {
+UnixSocket KeeperDirectories::bind() {
   struct stat status {};
   const bool exists = ::lstat(home().socket().text.c_str(), &status) == 0;
   if (exists && S_ISLNK(status.st_mode))
@@ -124,9 +125,10 @@ UnixSocket HeldPlaces::bind() {
   return UnixSocket(listener.release());
 }
 
-HeldPlaces::State HeldPlaces::look(std::optional<UnixSocket>& listener, const Digest& secret) {
+KeeperDirectories::State KeeperDirectories::look(std::optional<UnixSocket>& listener,
+                                                 const Digest& secret) {
   const std::size_t before = home_;
-  lock_places(false);
+  lock_directories(false);
   if (!locks_[home_]) return State::lost;
   if (home_ == before && leads_here(home(), secret)) {
     link_others(secret);
@@ -135,16 +137,16 @@ HeldPlaces::State HeldPlaces::look(std::optional<UnixSocket>& listener, const Di
   if (home_ != before || file_at(home().socket().text) != socket_) listener = bind();
   home().write_secret(secret);
   link_others(secret);
-  log_warning("the store's keeper has made its directory {} again", home().directory());
+  log_warning("the store's keeper has made its directory {} again", home().path());
   return State::made_again;
 }
 
-std::string HeldPlaces::index() const {
-  std::string newest = home().directory() + "/index";
+std::string KeeperDirectories::index() const {
+  std::string newest = home().path() + "/index";
   timespec last{};
   for (std::size_t i = 0; i < locks_.size(); ++i) {
     struct stat status {};
-    const std::string path = places_.all()[i].directory() + "/index";
+    const std::string path = directories_.all()[i].path() + "/index";
     if (!locks_[i] || ::stat(path.c_str(), &status) != 0) continue;
     if (std::pair(status.st_mtim.tv_sec, status.st_mtim.tv_nsec) <= std::pair(last.tv_sec, last.tv_nsec))
       continue;
@@ -154,7 +156,7 @@ std::string HeldPlaces::index() const {
   return newest;
 }
 
-void HeldPlaces::answer_bell() {
+void KeeperDirectories::answer_bell() {
   try {
     while (auto caller = bell_.try_accept())
       if (caller->peer().is_our_user) caller->try_send(pack(Done{}));
@@ -163,12 +165,12 @@ void HeldPlaces::answer_bell() {
   }
 }
 
-void HeldPlaces::leave() const noexcept {
+void KeeperDirectories::leave() const noexcept {
   for (std::size_t i = 0; i < locks_.size(); ++i)
-    if (locks_[i]) places_.all()[i].remove_socket();
+    if (locks_[i]) directories_.all()[i].remove_socket();
 }
 
-std::vector<int> HeldPlaces::descriptors() const {
+std::vector<int> KeeperDirectories::descriptors() const {
   std::vector<int> fds;
   if (bell_) fds.push_back(bell_.fd());
   for (const auto* const locks : {&locks_, &kept_})
@@ -177,41 +179,41 @@ std::vector<int> HeldPlaces::descriptors() const {
   return fds;
 }
 
-void HeldPlaces::adopt(std::vector<Fd> descriptors) {
+void KeeperDirectories::adopt(std::vector<Fd> descriptors) {
   kept_.clear();
-  const auto& all = places_.all();
+  const auto& all = directories_.all();
   for (Fd& fd : descriptors) {
     if (is_socket(fd.get())) {
       bell_ = UnixSocket(std::move(fd));
       continue;
     }
-    const auto place =
-        std::find_if(all.begin(), all.end(), [&](const Place& p) { return p.is_locked_by(fd); });
-    if (place == all.end()) kept_.push_back(std::move(fd));
-    else locks_[static_cast<std::size_t>(place - all.begin())] = std::move(fd);
+    const auto directory =
+        std::find_if(all.begin(), all.end(), [&](const StoreDirectory& p) { return p.is_locked_by(fd); });
+    if (directory == all.end()) kept_.push_back(std::move(fd));
+    else locks_[static_cast<std::size_t>(directory - all.begin())] = std::move(fd);
   }
   find_home();
 }
 
-std::optional<HeldPlaces::File> HeldPlaces::file_at(const std::string& path) noexcept {
+std::optional<KeeperDirectories::File> KeeperDirectories::file_at(const std::string& path) noexcept {
   struct stat status {};
   if (::stat(path.c_str(), &status) != 0) return std::nullopt;
   return File{status.st_dev, status.st_ino};
 }
 
-bool HeldPlaces::leads_here(const Place& place, const Digest& secret) const noexcept {
+bool KeeperDirectories::leads_here(const StoreDirectory& directory, const Digest& secret) const noexcept {
   try {
-    return socket_ && file_at(place.socket().text) == socket_ && place.secret() == secret;
+    return socket_ && file_at(directory.socket().text) == socket_ && directory.secret() == secret;
   } catch (const Error&) {
     return false;
   }
 }
 
-void HeldPlaces::link_others(const Digest& secret) const {
+void KeeperDirectories::link_others(const Digest& secret) const {
   for (std::size_t i = 0; i < locks_.size(); ++i) {
-    if (i == home_ || !locks_[i] || leads_here(places_.all()[i], secret)) continue;
+    if (i == home_ || !locks_[i] || leads_here(directories_.all()[i], secret)) continue;
     try {
-      places_.all()[i].link_to(home());
+      directories_.all()[i].link_to(home());
     } catch (const Error& error) {
       log_debug([&] { return std::string("the store's keeper leaves no link: ") + error.what(); });
     }

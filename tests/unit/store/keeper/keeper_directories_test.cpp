@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The places of a keeper: who gets them, what is made again, and when a worker looks.
+// The directories of a keeper: who gets them, what is made again, and when a worker looks.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -8,24 +8,24 @@
 #include <optional>
 
 #include "onecopy/core/error.h"
-#include "store/keeper/held_places.h"
-#include "store/keeper/place_watch.h"
+#include "store/keeper/directory_watch.h"
+#include "store/keeper/keeper_directories.h"
 
 namespace onecopy::store {
 namespace {
 
-using State = HeldPlaces::State;
+using State = KeeperDirectories::State;
 using namespace std::chrono_literals;
 
-class HeldPlacesTest : public ::testing::Test {
+class KeeperDirectoriesTest : public ::testing::Test {
  protected:
-  HeldPlacesTest() {
+  KeeperDirectoriesTest() {
     std::filesystem::create_directories(parent_);
     std::filesystem::permissions(parent_, std::filesystem::perms::owner_all);
     EXPECT_TRUE(held_.try_take());
     std::tie(listener_, secret_) = held_.listen();
   }
-  ~HeldPlacesTest() override { std::filesystem::remove_all(parent_); }
+  ~KeeperDirectoriesTest() override { std::filesystem::remove_all(parent_); }
 
   State look() {
     std::optional<UnixSocket> listener;
@@ -42,9 +42,9 @@ class HeldPlacesTest : public ::testing::Test {
     }
   }
 
-  const std::string parent_ = ::testing::TempDir() + "onecopy-places-" + std::to_string(::getpid());
-  const Place place_{parent_ + "/store"};
-  HeldPlaces held_{place_};
+  const std::string parent_ = ::testing::TempDir() + "onecopy-directories-" + std::to_string(::getpid());
+  const StoreDirectory place_{parent_ + "/store"};
+  KeeperDirectories held_{place_};
   UnixSocket listener_;
   Digest secret_{};
 };
@@ -55,7 +55,7 @@ TEST(PlacesOfThisUser, AreRefusedInARelativeDirectory) {
     const std::string before = set ? set : "";
     ::setenv(variable, "here", 1);
     try {
-      Places::of_this_user();
+      StoreDirectories::of_this_user();
       ADD_FAILURE() << "a relative path was taken";
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
@@ -65,27 +65,27 @@ TEST(PlacesOfThisUser, AreRefusedInARelativeDirectory) {
   }
 }
 
-TEST_F(HeldPlacesTest, HaveOneKeeper) {
-  EXPECT_FALSE(HeldPlaces(place_).try_take());
-  std::filesystem::remove_all(place_.directory());
-  EXPECT_FALSE(HeldPlaces(place_).try_take()) << "the directory is a new one, and the keeper lives";
+TEST_F(KeeperDirectoriesTest, HaveOneKeeper) {
+  EXPECT_FALSE(KeeperDirectories(place_).try_take());
+  std::filesystem::remove_all(place_.path());
+  EXPECT_FALSE(KeeperDirectories(place_).try_take()) << "the directory is a new one, and the keeper lives";
 }
 
-TEST_F(HeldPlacesTest, AreWholeUntilAFileIsRemoved) {
+TEST_F(KeeperDirectoriesTest, AreWholeUntilAFileIsRemoved) {
   EXPECT_EQ(look(), State::whole);
   for (const char* const name : {"/secret", "/keeper"}) {
-    std::filesystem::remove(place_.directory() + name);
+    std::filesystem::remove(place_.path() + name);
     EXPECT_FALSE(can_connect());
     EXPECT_EQ(look(), State::made_again) << name;
     EXPECT_TRUE(can_connect()) << name;
   }
-  std::filesystem::remove_all(place_.directory());
+  std::filesystem::remove_all(place_.path());
   EXPECT_EQ(look(), State::made_again);
   EXPECT_TRUE(can_connect());
   EXPECT_EQ(look(), State::whole);
 }
 
-TEST_F(HeldPlacesTest, AreLostWhileNoDirectoryCanBeMade) {
+TEST_F(KeeperDirectoriesTest, AreLostWhileNoDirectoryCanBeMade) {
   std::filesystem::remove_all(parent_);
   EXPECT_EQ(look(), State::lost);
   std::filesystem::create_directories(parent_);
@@ -93,37 +93,37 @@ TEST_F(HeldPlacesTest, AreLostWhileNoDirectoryCanBeMade) {
   EXPECT_TRUE(can_connect());
 }
 
-TEST_F(HeldPlacesTest, LeaveNoSocket) {
+TEST_F(KeeperDirectoriesTest, LeaveNoSocket) {
   held_.leave();
   EXPECT_FALSE(std::filesystem::exists(place_.socket().text));
 }
 
-TEST_F(HeldPlacesTest, AreLookedAfterEachMinuteAndWhenAProcessRings) {
-  PlaceWatch::Clock::time_point now{};
-  PlaceWatch watch(now);
+TEST_F(KeeperDirectoriesTest, AreLookedAfterEachMinuteAndWhenAProcessRings) {
+  DirectoryWatch::Clock::time_point now{};
+  DirectoryWatch watch(now);
   std::optional<UnixSocket> listener;
   const auto look = [&] { return watch.look(now, held_, listener, secret_); };
   EXPECT_EQ(look(), State::whole) << "at the start";
-  std::filesystem::remove(place_.directory() + "/secret");
-  now += PlaceWatch::kInterval - 1ns;
+  std::filesystem::remove(place_.path() + "/secret");
+  now += DirectoryWatch::kInterval - 1ns;
   EXPECT_EQ(look(), State::whole) << "too early to see it";
   now += 1ns;
   EXPECT_EQ(watch.next(), now);
   EXPECT_EQ(look(), State::made_again);
-  std::filesystem::remove(place_.directory() + "/secret");
+  std::filesystem::remove(place_.path() + "/secret");
   watch.ring();
   EXPECT_EQ(look(), State::made_again);
 }
 
-TEST_F(HeldPlacesTest, StayLostUntilALookMakesThemAgain) {
-  PlaceWatch::Clock::time_point now{};
-  PlaceWatch watch(now);
+TEST_F(KeeperDirectoriesTest, StayLostUntilALookMakesThemAgain) {
+  DirectoryWatch::Clock::time_point now{};
+  DirectoryWatch watch(now);
   std::optional<UnixSocket> listener;
   const auto look = [&] { return watch.look(now, held_, listener, secret_); };
   std::filesystem::remove_all(parent_);
   EXPECT_EQ(look(), State::lost);
   EXPECT_TRUE(watch.is_lost());
-  now += PlaceWatch::kInterval - 1ns;
+  now += DirectoryWatch::kInterval - 1ns;
   EXPECT_EQ(look(), State::whole) << "an event wakes the worker too early for a look";
   EXPECT_TRUE(watch.is_lost());
   std::filesystem::create_directories(parent_);
