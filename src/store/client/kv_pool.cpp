@@ -88,7 +88,7 @@ void make_kv_pool(Client& client, const std::string& home, const std::string& na
   Table table = table_for(device, {});
   const Layout layout(DType::u8, {static_cast<std::int64_t>(geometry.extents * geometry.extent_bytes)});
   table.rows = {{"blocks", layout, 0}};
-  const std::uint64_t bytes = place(table.rows);
+  const std::uint64_t bytes = assign_offsets(table.rows);
   VersionRecord version = record_of(name, device, MappedMemory::size_for(device, bytes), 1);
   version.kind = VersionKind::kv_pool;
   const ReservedRoom reserved = client.reserve(version, Deadline::after(kKeeperPatience));

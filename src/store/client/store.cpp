@@ -135,7 +135,7 @@ Draft Store::draft(const std::string& name, std::span<const TensorSpec> tensors,
     first.push_back(same_as.value_or(first.size()));
     table.rows.push_back({row, Layout(layout.dtype(), layout.shape()), 0});
   }
-  const std::uint64_t bytes = place(table.rows, first);
+  const std::uint64_t bytes = assign_offsets(table.rows, first);
   size_of_bytes(table);
   if (options.checksums) table.checksums.resize(table.rows.size());
   const VersionRecord version =

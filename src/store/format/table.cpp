@@ -110,7 +110,7 @@ std::uint64_t size_of_bytes(const Table& table) {
   return size;
 }
 
-std::uint64_t place(std::vector<Row>& rows, std::span<const std::size_t> first) {
+std::uint64_t assign_offsets(std::vector<Row>& rows, std::span<const std::size_t> first) {
   check_names(rows);
   std::uint64_t end = 0;
   for (std::size_t at = 0; at < rows.size(); ++at) {

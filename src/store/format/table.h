@@ -55,7 +55,7 @@ void check_names(const std::vector<Row>& rows);
 /// Places the rows one after another and returns their total size in bytes. A row for which `first` has another number
 /// than its own gets the place of the row with that number, which comes before it. Throws invalid_argument for a name
 /// that comes twice and for more than 2^62 bytes.
-std::uint64_t place(std::vector<Row>& rows, std::span<const std::size_t> first = {});
+std::uint64_t assign_offsets(std::vector<Row>& rows, std::span<const std::size_t> first = {});
 /// Returns for each row the number of the first row with the same place and layout, which may be its own.
 std::vector<std::size_t> first_of_each(const std::vector<Row>& rows);
 

@@ -25,7 +25,7 @@ Table sample_table() {
   table.rows = {{"a", Layout(DType::f32, {3, 5}), 0},
                 {"b/c", Layout(DType::bf16, {0}), 0},
                 {"d", Layout(DType::u8), 0}};
-  table.size = place(table.rows) + 4096;
+  table.size = assign_offsets(table.rows) + 4096;
   table.key = {{"rank", "0"}};
   table.attributes = {{"source", "a file"}};
   table.checksums = {1, 2, 3};
@@ -102,7 +102,7 @@ TEST(StoreTable, RefusesPartsThatAreNotItsMemory) {
 
 TEST(StoreTable, RefusesANameTwice) {
   std::vector<Row> rows{{"a", Layout(DType::u8), 0}, {"a", Layout(DType::u8), 0}};
-  EXPECT_EQ(refusal([&] { place(rows); }), ErrorCode::invalid_argument);
+  EXPECT_EQ(refusal([&] { assign_offsets(rows); }), ErrorCode::invalid_argument);
 }
 
 TEST(StoreTable, NamesTheFirstDifference) {
