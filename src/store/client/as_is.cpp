@@ -72,12 +72,12 @@ AsIs::AsIs(std::span<const NamedTensor> tensors, bool copies) {
       throw_error(ErrorCode::invalid_argument,
                   "\"{}\" is on {} and \"{}\" on {}; a version is on one device", tensors.front().first,
                   tensors.front().second.device().str(), named.first, tensor.device().str());
-    place(named, copies);
+    add_row(named, copies);
   }
 }
 
 /// Adds a row for the tensor, or for a copy of it.
-void AsIs::place(const NamedTensor& named, bool copies) {
+void AsIs::add_row(const NamedTensor& named, bool copies) {
   if (const auto first = tied_.first(named.second.data(), named.second.layout(), rows_.size())) {
     rows_.push_back({named.first, rows_[*first].layout, rows_[*first].offset});
     sources_.push_back(sources_[*first]);

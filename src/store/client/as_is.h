@@ -39,7 +39,7 @@ class AsIs {
     BlockRef version{};       ///< the version, which stays open until the end
   };
 
-  void place(const NamedTensor& named, bool copies);
+  void add_row(const NamedTensor& named, bool copies);
   std::optional<std::uint64_t> find(const Tensor& tensor);
   std::optional<std::uint64_t> find_own(const Tensor& tensor);
   std::optional<std::uint64_t> find_stored(const Tensor& tensor);
