@@ -65,7 +65,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   using namespace onecopy::store;
   const ByteSpan input = fuzz::span_of(data, size);
   fuzz::check_one_of<peer::Hello, peer::Challenge, peer::Prove, Welcome, peer::Refused, Done, Publish,
-                     Published, Open, Opened, Look, Reserve, Unreserve, Restore, List, Listing, Rollback,
+                     Published, Open, Opened, Poll, Reserve, Unreserve, Restore, List, Listing, Rollback,
                      Remove, WaitForChange, Describe, Stop, Files, Replace, Handover, Moved, Ready, Join,
                      Conclude, OpenDraft, AskLimits, KeptLimits>(input);
   fuzz::check_record(input);

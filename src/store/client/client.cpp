@@ -16,7 +16,7 @@
 namespace onecopy::store {
 namespace {
 
-constexpr std::chrono::milliseconds kNextLook{2};
+constexpr std::chrono::milliseconds kNextTry{2};
 
 bool may_start_keeper(const ConnectOptions& options) {
   const char* const set = std::getenv("ONECOPY_STORE_AUTOSTART");
@@ -125,7 +125,7 @@ void Client::reach(Deadline deadline) {
         throw Error(ErrorCode::peer_died,
                     "the store has no keeper, and this process may not start one (autostart, "
                     "ONECOPY_STORE_AUTOSTART): run `onecopy store serve`");
-      if (has_started) std::this_thread::sleep_for(kNextLook);
+      if (has_started) std::this_thread::sleep_for(kNextTry);
       else start();
       has_started = true;
     }

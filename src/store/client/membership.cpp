@@ -53,7 +53,7 @@ Membership::~Membership() {
     return;
   }
   mark_.reset();
-  client_->note(pack(Look{}));
+  client_->note(pack(Poll{}));
 }
 
 std::uint64_t Membership::conclude(Conclude::How how) {

@@ -66,7 +66,7 @@ std::vector<Fd> Reading::files_for_others() const {
 /// Ends the lock, then lets the keeper look.
 void Reading::end() noexcept {
   read_.reset();
-  client_->note(pack(Look{}));
+  client_->note(pack(Poll{}));
 }
 
 }  // namespace onecopy::store

@@ -44,7 +44,7 @@ enum class Type : std::uint32_t {
   unreserve,
   open,
   opened,
-  look,
+  poll,
   restore,
   list,
   listing,
@@ -145,7 +145,7 @@ struct Open {
 /// version for read as long as this open file is open or mapped anywhere.
 using Opened = AboutVersion<Type::opened>;
 /// The client reads less than before, so the keeper looks for versions that nobody reads. There is no answer.
-using Look = EmptyMessage<Type::look>;
+using Poll = EmptyMessage<Type::poll>;
 /// The client has connected to another keeper, and reads this version, which it opened from the keeper `keeper`.
 /// Descriptors: the table, then the chunks. The answer is `done`.
 struct Restore {

@@ -19,14 +19,14 @@ class DirectoryWatch {
 
   Clock::time_point next() const noexcept { return next_; }
   void ring() noexcept { is_rung_ = true; }
-  /// Returns whether no directory could be made at the last look, so that no process finds the keeper.
+  /// Returns whether no directory could be made at the last poll(), so that no process finds the keeper.
   bool is_lost() const noexcept { return is_lost_; }
-  /// Looks if it is time to. Returns `whole` if it is not.
-  KeeperDirectories::State look(Clock::time_point now, KeeperDirectories& directories,
+  /// Polls the directories if it is time to. Returns `whole` if it is not.
+  KeeperDirectories::State poll(Clock::time_point now, KeeperDirectories& directories,
                                 std::optional<UnixSocket>& listener, const Digest& secret) {
     if (now < next_ && !is_rung_) return KeeperDirectories::State::whole;
     next_ = now + kInterval;
-    const auto state = directories.look(listener, secret);
+    const auto state = directories.poll(listener, secret);
     if (is_rung_) directories.answer_bell();
     is_rung_ = false;
     is_lost_ = state == KeeperDirectories::State::lost;

@@ -125,7 +125,7 @@ UnixSocket KeeperDirectories::bind() {
   return UnixSocket(listener.release());
 }
 
-KeeperDirectories::State KeeperDirectories::look(std::optional<UnixSocket>& listener,
+KeeperDirectories::State KeeperDirectories::poll(std::optional<UnixSocket>& listener,
                                                  const Digest& secret) {
   const std::size_t before = home_;
   lock_directories(false);

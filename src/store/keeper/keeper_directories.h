@@ -34,8 +34,8 @@ class KeeperDirectories {
   std::pair<UnixSocket, Digest> listen();
   /// Checks all directories, and makes again what is missing of them. Returns a new `listener` if clients cannot reach
   /// the present one. `lost`: no directory can be made. Throws system, out_of_memory.
-  State look(std::optional<UnixSocket>& listener, const Digest& secret);
-  /// Tells the processes that rang, after look().
+  State poll(std::optional<UnixSocket>& listener, const Digest& secret);
+  /// Tells the processes that rang, after poll().
   void answer_bell();
   /// Removes the socket and the links.
   void leave() const noexcept;

@@ -42,7 +42,7 @@ Next KeeperServer::run() {
   if (!is_replaced_) rewrite_index();
   log_info("the store's keeper listens in {}, and knows {} versions", state_.directories.home().path(),
            rules_.catalog().size());
-  look_after_directories();
+  poll_directories();
   while (!is_stopping_ && !is_replaced_) {
     const auto tokens = poller_.wait(patience());
     if (!tokens.empty() || end() == kNever) last_use_ = Clock::now();
@@ -58,7 +58,7 @@ Next KeeperServer::run() {
       if (is_replaced_) break;  // the waiting clients belong to the other keeper now
     }
     if (is_replaced_) break;
-    look_after_directories();
+    poll_directories();
     tidy_up();
   }
   log_info("the store's keeper {}", is_replaced_ ? "is replaced by another one" : "ends");
@@ -117,11 +117,11 @@ Next KeeperServer::replace_guard() {
 }
 
 /// Looks after the directories, and listens anew if the socket's file was removed.
-void KeeperServer::look_after_directories() {
+void KeeperServer::poll_directories() {
   if (is_replaced_) return;
   std::optional<UnixSocket> listener;
   try {
-    const auto state = directory_watch_.look(Clock::now(), state_.directories, listener, state_.secret);
+    const auto state = directory_watch_.poll(Clock::now(), state_.directories, listener, state_.secret);
     if (state == KeeperDirectories::State::made_again) {
       state_.index_path = state_.directories.index();
       must_rewrite_ = true;

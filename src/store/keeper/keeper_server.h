@@ -53,7 +53,7 @@ class KeeperServer final : private VersionKeeper {
   void tidy_up();
   std::chrono::milliseconds patience() const;
   Clock::time_point end() const noexcept;
-  void look_after_directories();
+  void poll_directories();
   void accept_some();
   void close_strangers();
   void listen_again();

@@ -52,7 +52,7 @@ void KeeperServer::answer(std::uint64_t token, Connection& c, Packet packet) {
       case Type::conclude: return conclude(c, bytes);
       case Type::open_draft: return open_draft(c, bytes);
       case Type::open: return open(c, bytes);
-      case Type::look: return rules_.look_at_all();
+      case Type::poll: return rules_.poll_all();
       case Type::restore: return restore(c, std::move(packet));
       case Type::list: return list(c, bytes);
       case Type::rollback: return rollback(c, bytes);

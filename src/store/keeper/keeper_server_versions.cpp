@@ -89,7 +89,7 @@ void KeeperServer::recover() {
   for (const auto& [id, fds] : state_.versions)
     if (!rules_.catalog().find(id) && !rules_.catalog().transactions().has(id)) unknown.push_back(id);
   for (const std::uint64_t id : unknown) forget(id);
-  rules_.look_at_all();
+  rules_.poll_all();
 }
 
 /// Takes the memory of a version, and gives it to the guard. Opens the table anew, since the sender may have a lock of

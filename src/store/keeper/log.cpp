@@ -142,10 +142,10 @@ Bytes Log::at(std::uint64_t offset, std::uint64_t& next) const {
   return crc32c(record) == head.crc ? record : Bytes();
 }
 
-void Log::for_each(const std::function<void(const Record&)>& look) const {
+void Log::for_each(const std::function<void(const Record&)>& visit) const {
   std::uint64_t next = 0;
   for (std::uint64_t offset = sizeof(FileHead); offset < end_; offset = next)
-    look(decode_record(at(offset, next)));
+    visit(decode_record(at(offset, next)));
 }
 
 }  // namespace onecopy::store

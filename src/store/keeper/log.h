@@ -56,7 +56,7 @@ class Log {
   /// Appends a record. Throws out_of_memory if the disk is full, and system; the log has the same records as before
   /// then.
   void append(const Record& record);
-  void for_each(const std::function<void(const Record&)>& look) const;
+  void for_each(const std::function<void(const Record&)>& visit) const;
   /// Returns the size of head and records in bytes.
   std::uint64_t used() const noexcept { return end_; }
   const Fd& fd() const noexcept { return fd_; }

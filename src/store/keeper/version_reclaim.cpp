@@ -66,7 +66,7 @@ void VersionRules::reclaim(const std::string& name) {
   }
 }
 
-void VersionRules::look_at_all() {
+void VersionRules::poll_all() {
   for (const auto& [name, object] : catalog_.objects()) unreclaimed_.insert(name);
 }
 
@@ -111,7 +111,7 @@ void VersionRules::drop_unread() {
 VersionRules::Clock::time_point VersionRules::next_reclaim() const {
   const Clock::time_point now = keeper_.now();
   const bool has_work = !unreclaimed_.empty() || !catalog_.transactions().open().empty();
-  Clock::time_point next = has_work ? now + kNextLook : Clock::time_point::max();
+  Clock::time_point next = has_work ? now + kNextPoll : Clock::time_point::max();
   if (!has_given_up_ && versions_here().size() != catalog_.size()) next = std::min(next, begin_ + kAwaited);
   if (!reservations_.limits().age) return next;
   const auto old = droppable();

@@ -60,7 +60,7 @@ class VersionRules {
 
   static constexpr std::chrono::seconds kGrace{2};
   static constexpr std::chrono::minutes kAwaited{10};
-  static constexpr std::chrono::seconds kNextLook{1};
+  static constexpr std::chrono::seconds kNextPoll{1};
   static constexpr std::uint64_t kMaxNumber = std::uint64_t{1} << 62;
 
   /// `begin`: the start of the keeper. `knows_all`: false if the index was lost, so that versions which the index does
@@ -117,8 +117,8 @@ class VersionRules {
 
   /// Drops the versions of an object that nobody reads, beyond the number that the last publisher wanted to keep.
   void reclaim(const std::string& name);
-  /// Lets the next reclaim_due() look at all objects.
-  void look_at_all();
+  /// Lets the next reclaim_due() poll all objects.
+  void poll_all();
   /// Drops what nobody reads now, and what is too old.
   void reclaim_due();
   /// Drops what nobody reads, because the keeper ends and nobody could give it back.

@@ -27,9 +27,9 @@ class KeeperDirectoriesTest : public ::testing::Test {
   }
   ~KeeperDirectoriesTest() override { std::filesystem::remove_all(parent_); }
 
-  State look() {
+  State poll() {
     std::optional<UnixSocket> listener;
-    const State state = held_.look(listener, secret_);
+    const State state = held_.poll(listener, secret_);
     if (listener) listener_ = std::move(*listener);
     return state;
   }
@@ -72,24 +72,24 @@ TEST_F(KeeperDirectoriesTest, HaveOneKeeper) {
 }
 
 TEST_F(KeeperDirectoriesTest, AreWholeUntilAFileIsRemoved) {
-  EXPECT_EQ(look(), State::whole);
+  EXPECT_EQ(poll(), State::whole);
   for (const char* const name : {"/secret", "/keeper"}) {
     std::filesystem::remove(place_.path() + name);
     EXPECT_FALSE(can_connect());
-    EXPECT_EQ(look(), State::made_again) << name;
+    EXPECT_EQ(poll(), State::made_again) << name;
     EXPECT_TRUE(can_connect()) << name;
   }
   std::filesystem::remove_all(place_.path());
-  EXPECT_EQ(look(), State::made_again);
+  EXPECT_EQ(poll(), State::made_again);
   EXPECT_TRUE(can_connect());
-  EXPECT_EQ(look(), State::whole);
+  EXPECT_EQ(poll(), State::whole);
 }
 
 TEST_F(KeeperDirectoriesTest, AreLostWhileNoDirectoryCanBeMade) {
   std::filesystem::remove_all(parent_);
-  EXPECT_EQ(look(), State::lost);
+  EXPECT_EQ(poll(), State::lost);
   std::filesystem::create_directories(parent_);
-  EXPECT_EQ(look(), State::made_again);
+  EXPECT_EQ(poll(), State::made_again);
   EXPECT_TRUE(can_connect());
 }
 
@@ -102,33 +102,33 @@ TEST_F(KeeperDirectoriesTest, AreLookedAfterEachMinuteAndWhenAProcessRings) {
   DirectoryWatch::Clock::time_point now{};
   DirectoryWatch watch(now);
   std::optional<UnixSocket> listener;
-  const auto look = [&] { return watch.look(now, held_, listener, secret_); };
-  EXPECT_EQ(look(), State::whole) << "at the start";
+  const auto poll = [&] { return watch.poll(now, held_, listener, secret_); };
+  EXPECT_EQ(poll(), State::whole) << "at the start";
   std::filesystem::remove(place_.path() + "/secret");
   now += DirectoryWatch::kInterval - 1ns;
-  EXPECT_EQ(look(), State::whole) << "too early to see it";
+  EXPECT_EQ(poll(), State::whole) << "too early to see it";
   now += 1ns;
   EXPECT_EQ(watch.next(), now);
-  EXPECT_EQ(look(), State::made_again);
+  EXPECT_EQ(poll(), State::made_again);
   std::filesystem::remove(place_.path() + "/secret");
   watch.ring();
-  EXPECT_EQ(look(), State::made_again);
+  EXPECT_EQ(poll(), State::made_again);
 }
 
 TEST_F(KeeperDirectoriesTest, StayLostUntilALookMakesThemAgain) {
   DirectoryWatch::Clock::time_point now{};
   DirectoryWatch watch(now);
   std::optional<UnixSocket> listener;
-  const auto look = [&] { return watch.look(now, held_, listener, secret_); };
+  const auto poll = [&] { return watch.poll(now, held_, listener, secret_); };
   std::filesystem::remove_all(parent_);
-  EXPECT_EQ(look(), State::lost);
+  EXPECT_EQ(poll(), State::lost);
   EXPECT_TRUE(watch.is_lost());
   now += DirectoryWatch::kInterval - 1ns;
-  EXPECT_EQ(look(), State::whole) << "an event wakes the worker too early for a look";
+  EXPECT_EQ(poll(), State::whole) << "an event wakes the worker too early for a poll";
   EXPECT_TRUE(watch.is_lost());
   std::filesystem::create_directories(parent_);
   now += 1ns;
-  EXPECT_EQ(look(), State::made_again);
+  EXPECT_EQ(poll(), State::made_again);
   EXPECT_FALSE(watch.is_lost());
 }
 

@@ -28,7 +28,7 @@ class FakeKeeper : public VersionKeeper {
     if (!keeps_memory) here.clear();
     rules.emplace(*this, std::move(limits), keeps_memory ? begin : begin = time, knows_all);
     for (const Record& record : index) rules->replay(record);
-    rules->look_at_all();
+    rules->poll_all();
   }
   void pass(std::chrono::seconds seconds) {
     time += seconds;
