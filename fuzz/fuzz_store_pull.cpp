@@ -54,7 +54,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   using namespace onecopy;
   using namespace onecopy::store::ferry;
   const ByteSpan input = fuzz::span_of(data, size);
-  fuzz::check_message<Look>(input);
+  fuzz::check_message<Poll>(input);
   fuzz::check_message<Take>(input);
   fuzz::check_message<Carry>(input);
   fuzz::check_message<Carried>(input);

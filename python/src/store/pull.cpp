@@ -25,7 +25,7 @@ void init(Pull* self, const std::vector<std::string>& addresses, const std::stri
     options.number = number;
     options.keys = store::ferry::store_keys();
     options.keeper = {true, command};
-    options.look = &handle_signals;
+    options.between_chunks = &handle_signals;
     new (self) Pull(std::move(options));
   });
 }

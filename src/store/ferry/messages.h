@@ -39,19 +39,19 @@ inline std::uint64_t bytes_of_chunk(std::uint64_t chunk, std::uint64_t bytes) no
   return std::min(kChunkBytes, bytes - chunk * kChunkBytes);
 }
 
-enum class Question : std::uint32_t { look = 1, take = 2, carry = 3 };
+enum class Question : std::uint32_t { poll = 1, take = 2, carry = 3 };
 
 /// Asks which version the other host has. The answer comes once that version is not `known`, or after `wait_ms`.
-struct Look {
+struct Poll {
   std::uint32_t protocol = kProtocol;
-  Question kind = Question::look;
+  Question kind = Question::poll;
   std::string name;
   std::uint64_t number = 0;  ///< 0 for the newest one
   Token known{};
   std::uint32_t wait_ms = 0;
   void fields(auto& f) { f(protocol, kind, name, number, known, wait_ms); }
 };
-/// Asks for a chunk of the version that the last answer to Look told of.
+/// Asks for a chunk of the version that the last answer to Poll told of.
 struct Take {
   std::uint32_t protocol = kProtocol;
   Question kind = Question::take;
@@ -66,7 +66,7 @@ struct Carry {
   void fields(auto& f) { f(protocol, kind, address); }
 };
 
-/// The answer to Look.
+/// The answer to Poll.
 struct Told {
   std::uint8_t refusal = 0;  ///< 1 + the code of an error, whose text is in `text`; 0: none
   std::string text;

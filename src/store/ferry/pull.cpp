@@ -53,7 +53,7 @@ Pull::Pull(PullOptions options)
     contexts_.push_back(std::make_shared<const transport::TlsContext>(key, kStoreProtocol));
   for (const HostAddress& at : options_.sources) sources_.push_back({at, {}, {}, kNow});
   while (!origins_.try_lock() && !options_.lock_until.has_passed()) {
-    options_.look();
+    options_.between_chunks();
     std::this_thread::sleep_for(kLockPause);
   }
   if (!origins_.try_lock())
@@ -90,7 +90,7 @@ std::optional<Pulled> Pull::next(std::chrono::milliseconds wait, const Retries& 
       if (last != error.what()) retries.failed(error);
       last = error.what();
     }
-    options_.look();
+    options_.between_chunks();
     std::this_thread::sleep_for(kPause);
   }
 }
@@ -103,7 +103,7 @@ void Pull::leave(Source& source) noexcept {
 
 std::optional<Pulled> Pull::next_of(Source& source, std::chrono::milliseconds wait) {
   const auto shown = shown_origin();
-  const Told told = look(source, options_.number, shown.value_or(Token{}), wait);
+  const Told told = poll(source, options_.number, shown.value_or(Token{}), wait);
   if (told.is_known || told.version == shown) return {};
   check_order(source, told);
   return bring(source, told);
@@ -131,11 +131,11 @@ void Pull::begin_pipe(Source& source) const {
 }
 
 /// Asks a host for its version. Throws the error that the host answers.
-Told Pull::look(Source& source, std::uint64_t number, const Token& known, std::chrono::milliseconds wait) {
+Told Pull::poll(Source& source, std::uint64_t number, const Token& known, std::chrono::milliseconds wait) {
   if (!source.stream) source.stream = connect(source.at);
   if (!source.pipe && is_over_ucx_) begin_pipe(source);
   const auto wait_ms = static_cast<std::uint32_t>(wait.count());
-  source.stream->tell(Look{kProtocol, Question::look, options_.name, number, known, wait_ms},
+  source.stream->tell(Poll{kProtocol, Question::poll, options_.name, number, known, wait_ms},
                       options_.patience);
   Told told = source.stream->hear<Told>(wait + options_.patience);
   if (const auto error = told.error())

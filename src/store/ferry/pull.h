@@ -30,7 +30,7 @@ struct PullOptions {
   /// The time in which a host must send something. After that, another host is asked.
   std::chrono::milliseconds patience{10'000};
   /// A function that is called between two chunks and between two attempts. Its exceptions end the call of Pull that waits.
-  std::function<void()> look = [] {};
+  std::function<void()> between_chunks = [] {};
 };
 
 /// A change that pulling has made here.
@@ -109,7 +109,7 @@ class Pull {
   static void leave(Source& source) noexcept;
   Stream connect(const HostAddress& to) const;
   void begin_pipe(Source& source) const;
-  Told look(Source& source, std::uint64_t number, const Token& known, std::chrono::milliseconds wait);
+  Told poll(Source& source, std::uint64_t number, const Token& known, std::chrono::milliseconds wait);
   std::optional<Token> shown_origin();
   void check_order(const Source& source, const Told& told) const;
   Pulled bring(Source& source, const Told& told);

@@ -104,14 +104,14 @@ std::optional<Told> Pull::told_of(Source& source, const Chosen& chosen) {
   for (;;) {
     for (const std::uint64_t number : {std::uint64_t{0}, chosen.number}) {
       try {
-        Told told = look(source, number, {}, {});
+        Told told = poll(source, number, {}, {});
         if (told.version == chosen.version) return told;
       } catch (const Error& error) {
         if (error.code() != ErrorCode::stale_handle) throw;
       }
     }
     if (until.has_passed()) return {};
-    options_.look();
+    options_.between_chunks();
     std::this_thread::sleep_for(kPause);
   }
 }

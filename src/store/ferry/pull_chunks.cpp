@@ -60,8 +60,8 @@ void Pull::check_rate(Source& source, std::uint64_t bytes, TimePoint since) cons
 }
 
 bool Pull::offers(Source& source, const Told& wanted) {
-  if (look(source, 0, {}, {}).version == wanted.version) return true;
-  return look(source, wanted.number, {}, {}).version == wanted.version;
+  if (poll(source, 0, {}, {}).version == wanted.version) return true;
+  return poll(source, wanted.number, {}, {}).version == wanted.version;
 }
 
 void Pull::take_chunks(Source& source, Arrival& arrival) {
@@ -72,7 +72,7 @@ void Pull::take_chunks(Source& source, Arrival& arrival) {
   Deadline progress = Deadline::after(patience);
   std::size_t wrong = 0;
   while (!missing.empty() || !asked.empty()) {
-    options_.look();
+    options_.between_chunks();
     while (!missing.empty() && asked.size() < kUnderWay) {
       source.stream->tell(Take{kProtocol, Question::take, missing.front()}, patience);
       asked.push_back(missing.front());

@@ -44,7 +44,7 @@ class HostServed {
       Question kind{};
       reader(protocol, kind);
       if (protocol != kProtocol) return refuse(protocol);
-      if (kind == Question::look) look(decode<Look>(question), is_over);
+      if (kind == Question::poll) poll(decode<Poll>(question), is_over);
       else if (kind == Question::take) take(decode<Take>(question));
       else if (kind == Question::carry) carry(decode<Carry>(question));
       else reader.refuse("is of no known kind");
@@ -65,7 +65,7 @@ class HostServed {
   }
 
   /// Answers once the version is not the one that the other host knows, or the time is over.
-  void look(const Look& wanted, const std::atomic<bool>& is_over) {
+  void poll(const Poll& wanted, const std::atomic<bool>& is_over) {
     const Deadline until = Deadline::after(std::chrono::milliseconds(wanted.wait_ms));
     Told told = tell_of(wanted);
     while (!is_news(told) && !until.has_passed() && !is_over) {
@@ -91,7 +91,7 @@ class HostServed {
     }
   }
 
-  Told tell_of(const Look& wanted) {
+  Told tell_of(const Poll& wanted) {
     try {
       if (!store_) store_ = Store::connect({.autostart = false});
       OfferedVersion found = OfferedVersion::find(*store_, *client_, wanted.name, wanted.number);

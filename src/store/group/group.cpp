@@ -87,7 +87,7 @@ ferry::Pull begin_pull(const Config& config, const Client& client, const std::st
   options.keeper.autostart = false;
   options.directories = client.directories();
   options.lock_until = until;
-  options.look = [&publication] { publication.tend(); };
+  options.between_chunks = [&publication] { publication.tend(); };
   try {
     return ferry::Pull(std::move(options));
   } catch (const Error& error) {

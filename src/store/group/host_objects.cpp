@@ -45,7 +45,7 @@ std::optional<ferry::Pull> Host::pull(const std::string& name, const std::string
   options.keys = ferry::keys_in(config_.key_file);
   options.keeper = keeper_;
   options.patience = kPatience;
-  options.look = std::move(look);
+  options.between_chunks = std::move(look);
   try {
     return std::optional<ferry::Pull>(std::in_place, std::move(options));
   } catch (const Error& error) {

@@ -52,12 +52,12 @@ class FalseSource {
   int asked() const noexcept { return asked_; }
 
  private:
-  static constexpr std::chrono::milliseconds kLook{20}, kPatience{60'000};
+  static constexpr std::chrono::milliseconds kPoll{20}, kPatience{60'000};
 
   void run() noexcept {
     while (!is_over_) {
       try {
-        serve(listener_.accept(kLook));
+        serve(listener_.accept(kPoll));
       } catch (const Error&) {  // nobody has come, or the other host has left
       }
     }
@@ -76,7 +76,7 @@ class FalseSource {
       std::uint32_t protocol = 0;
       Question kind{};
       reader(protocol, kind);
-      if (kind == Question::look) stream.tell(told, kPatience);
+      if (kind == Question::poll) stream.tell(told, kPatience);
       else take(stream, read_fields<Take>(question, ErrorCode::protocol, "a question").chunk);
     }
   }
