@@ -27,8 +27,8 @@ struct Fetch {
   std::uint64_t bytes = 0;     ///< that have come
   std::optional<Error> error;  ///< once it has ended; nothing if the version is whole here
 
-  /// Is called between two chunks.
-  void look() const {
+  /// Throws if the version is not wanted any longer. Is called between two chunks.
+  void check_wanted() const {
     if (!is_wanted) throw_error(ErrorCode::stale_handle, "the version will not be current");
   }
 };

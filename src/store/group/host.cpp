@@ -36,7 +36,7 @@ void Host::run(const std::function<bool()>& is_over) {
     is_soon_ = false;
     std::chrono::milliseconds pause = kIdle;
     try {
-      look();
+      poll();
       failed_.clear();
       if (!earlier_.empty()) pause = kReleasing;
     } catch (const Error& error) {
@@ -49,7 +49,7 @@ void Host::run(const std::function<bool()>& is_over) {
 }
 
 /// Reads the group's keys, and does what they ask for.
-void Host::look() {
+void Host::poll() {
   home_ = client_->home(Deadline::after(kKeeperPatience));
   joins_ = joins_ || !Config::is_in(home_);
   lease_.tend();

@@ -43,7 +43,7 @@ class Host {
     Reading reading;
   };
 
-  void look();
+  void poll();
   void note_answer();
   void sign();
   void put(const std::string& key, const std::string& value, std::int64_t lease = 0);
@@ -68,7 +68,7 @@ class Host {
   void report(const std::string& name, const Report& report);
   void drop_stages();
   std::optional<ferry::Pull> pull(
-      const std::string& name, const std::string& publisher, std::function<void()> look = [] {});
+      const std::string& name, const std::string& publisher, std::function<void()> between_chunks = [] {});
 
   Config config_;
   const ConnectOptions keeper_;

@@ -37,7 +37,7 @@ void Host::report(const std::string& name, const Report& report) {
 
 /// Returns what pulls an object from the hosts that are present; nothing if another process of this host does.
 std::optional<ferry::Pull> Host::pull(const std::string& name, const std::string& publisher,
-                                      std::function<void()> look) {
+                                      std::function<void()> between_chunks) {
   ferry::PullOptions options;
   for (const std::string& host : sources_of(view_.hosts, publisher, config_.host))
     options.sources.emplace_back(view_.hosts.at(host).value.address);
@@ -45,7 +45,7 @@ std::optional<ferry::Pull> Host::pull(const std::string& name, const std::string
   options.keys = ferry::keys_in(config_.key_file);
   options.keeper = keeper_;
   options.patience = kPatience;
-  options.between_chunks = std::move(look);
+  options.between_chunks = std::move(between_chunks);
   try {
     return std::optional<ferry::Pull>(std::in_place, std::move(options));
   } catch (const Error& error) {
@@ -75,7 +75,7 @@ void Host::fetch(const std::string& name, const Chosen& chosen, const std::strin
     return;
   }
   auto fetch = std::make_shared<Fetch>(chosen.version);  // shared with its thread
-  auto pull = this->pull(name, publisher, [fetch] { fetch->look(); });
+  auto pull = this->pull(name, publisher, [fetch] { fetch->check_wanted(); });
   if (pull) {
     // A publisher of this host, which has its turn in etcd first, may have begun with a version since this host looked.
     pull->drop_arriving_unless([&](const Token& version) {
