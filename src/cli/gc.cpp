@@ -32,7 +32,7 @@ int gc(OutputFormat format) {
                 "{} is not a directory; set ONECOPY_SHM_DIR to one, or unset it for /dev/shm",
                 shared_directory());
   const CleanupReport report = remove_abandoned_files();
-  const StoreState state = look_at_store();
+  const StoreState state = poll_store();
   if (format == OutputFormat::json)
     print_json({{"directory", shared_directory()},
                 {"files", report.files},

@@ -146,7 +146,7 @@ std::string look(const LsOptions& options) {
   std::erase_if(list.owners, [&](const OwnerInfo& owner) { return !options.wants(owner.pid); });
   std::erase_if(list.silent, [&](const SilentOwner& owner) { return !options.wants(owner.pid); });
   const std::vector<ListedOwner> owners = sorted(std::move(list.owners));
-  const StoreState state = options.pids.empty() ? look_at_store() : StoreState();
+  const StoreState state = options.pids.empty() ? poll_store() : StoreState();
   if (*options.format == OutputFormat::prometheus)
     return prometheus_text(owners, list.silent.size(), options.version) +
            (options.pids.empty() ? prometheus_text(state) : "");

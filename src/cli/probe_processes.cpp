@@ -145,7 +145,7 @@ std::optional<std::string> kv_pool_without_files(const StoreState& state) {
 }
 
 Finding probe_store() {
-  const StoreState state = look_at_store();
+  const StoreState state = poll_store();
   if (!state.problem.empty()) return missing(state.problem, "");
   const std::string end = state.keeper ? state.ends_with : what_ends(current_pid());
   const auto group = group_of(state);
@@ -168,7 +168,7 @@ Finding probe_store() {
 Finding probe_etcd() {
   constexpr std::int64_t kMany = 1'000'000;
   try {
-    store::group::Etcd etcd(group_of(look_at_store())->etcd);
+    store::group::Etcd etcd(group_of(poll_store())->etcd);
     const std::vector<std::string> alarms = etcd.alarms();
     const auto changes = etcd.uncompacted();
     const std::string detail =
@@ -196,7 +196,7 @@ std::vector<Probe> process_probes() {
                             {"abstract sockets", probe_abstract_socket},
                             {"runtime directory", probe_runtime_directory},
                             {"store", probe_store}};
-  if (group_of(look_at_store())) probes.push_back({"etcd", probe_etcd});
+  if (group_of(poll_store())) probes.push_back({"etcd", probe_etcd});
   return probes;
 }
 

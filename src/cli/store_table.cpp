@@ -133,7 +133,7 @@ StoreState store_state(std::chrono::seconds patience) {
   return state;
 }
 
-StoreState look_at_store() {
+StoreState poll_store() {
   StoreState state;
   try {
     return store_state(std::chrono::seconds(2));

@@ -34,7 +34,7 @@ struct StoreState {
 /// none could be started, because the store's directory cannot be used.
 StoreState store_state(std::chrono::seconds patience = std::chrono::seconds(10));
 /// Asks the keeper for two seconds at most, and tells of what store_state() throws as a problem.
-StoreState look_at_store();
+StoreState poll_store();
 
 /// Returns a line for each KV pool that has outlived its keeper.
 std::string kept_lines(const StoreState& state);
