@@ -281,20 +281,20 @@ std::vector<TlsTransport::PeerRef> TlsTransport::peers() const {
 /// up to a heartbeat before the cut.
 Timer::Pause TlsTransport::beat() {
   const auto all = peers();
-  bool is_hasty = false;
+  bool polls_fast = false;
   for (const PeerRef& peer : all) {
     if (peer->ready.has_passed())
       end(peer, peer->member ? "it was not reached over the fabric" : "it has not said which member it is");
     else if (peer->link->unanswered() >= options_.peer_timeout + kBeat) end(peer, "it was cut");
     else peer->link->beat();
     if (peer->retry.has_passed()) begin_fabric(peer, peer->attempt + 1);
-    is_hasty = is_hasty || peer->retry != kForever || peer->link->unanswered() > kBeat;
+    polls_fast = polls_fast || peer->retry != kForever || peer->link->unanswered() > kBeat;
   }
   wake_fabrics();
   drop_old_fabrics();
   if (listener_) listener_->look_again();
   if (all.empty() && !(listener_ && listener_->has_more_to_do())) return {};
-  return is_hasty ? kRetry : kBeat;
+  return polls_fast ? kRetry : kBeat;
 }
 
 void TlsTransport::close(Member& member) noexcept {
