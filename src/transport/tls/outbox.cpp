@@ -18,20 +18,20 @@ void Outbox::put_frame(FrameKind kind, Bytes&& bytes) {
   push(small_, {kind, std::move(bytes), {}, small_.put});
 }
 
-Outbox::Place Outbox::put(Message&& message) {
+Outbox::Position Outbox::put(Message&& message) {
   const bool has_order = (message.tag & kInOrder) != 0;
   Parcel parcel(std::move(message));
   const std::uint64_t bytes = parcel.bytes();
   const LockGuard lock(mutex_);
   const bool is_small = parcel.is_whole() && !(has_order && large_waiting_.load() != 0);
   Queue& queue = is_small ? small_ : large_;
-  const Place place{is_small, queue.put += bytes};
-  push(queue, {FrameKind::message, {}, std::move(parcel), place.end});
-  return place;
+  const Position position{is_small, queue.put += bytes};
+  push(queue, {FrameKind::message, {}, std::move(parcel), position.end});
+  return position;
 }
 
-bool Outbox::has_room(Place place) const noexcept {
-  return queue(place).sent.load() + Room::kMaxBytes >= place.end || is_over_.load();
+bool Outbox::has_room(Position position) const noexcept {
+  return queue(position).sent.load() + Room::kMaxBytes >= position.end || is_over_.load();
 }
 
 void Outbox::give_up() noexcept {
@@ -39,24 +39,24 @@ void Outbox::give_up() noexcept {
   room_.tell_waiters();
 }
 
-Outbox::Item* Outbox::find(Place place) {
-  Queue& queue = place.is_small ? small_ : large_;
-  if (queue.item && queue.item->parcel && queue.item->end == place.end) return &*queue.item;
+Outbox::Item* Outbox::find(Position position) {
+  Queue& queue = position.is_small ? small_ : large_;
+  if (queue.item && queue.item->parcel && queue.item->end == position.end) return &*queue.item;
   const auto at = std::ranges::find_if(
-      queue.items, [&](const Item& item) { return item.parcel && item.end == place.end; });
+      queue.items, [&](const Item& item) { return item.parcel && item.end == position.end; });
   return at == queue.items.end() ? nullptr : &*at;
 }
 
-bool Outbox::keep(Place place) {
+bool Outbox::keep(Position position) {
   constexpr std::size_t kBytesAtOnce = 256 << 10;
   const LockGuard lock(mutex_);
-  Item* const item = find(place);
+  Item* const item = find(position);
   return item && !item->parcel->keep(kBytesAtOnce);
 }
 
-bool Outbox::withdraw(Place place) {
+bool Outbox::withdraw(Position position) {
   const LockGuard lock(mutex_);
-  Item* const item = find(place);
+  Item* const item = find(position);
   if (!item || item->parcel->is_given_out()) return false;
   item->parcel->withdraw();
   return true;

@@ -68,20 +68,20 @@ void TlsLink::put(Message message, Stream stream, Deadline until) {
   Message lent = outgoing(std::move(message), stream);
   if (is_closed()) return;
   const bool has_tensors = !lent.tensors.empty();
-  const Outbox::Place place = outbox_.put(std::move(lent));
-  if (is_in_burst() && outbox_.fits_one_record(place)) return leave_to_loop();
+  const Outbox::Position position = outbox_.put(std::move(lent));
+  if (is_in_burst() && outbox_.fits_one_record(position)) return leave_to_loop();
   pump();
-  if (outbox_.has_sent(place)) return;
+  if (outbox_.has_sent(position)) return;
   const auto with_stream = [&](auto&& change) {
     const LockGuard lock(streaming_);
     return change();
   };
-  if (!outbox_.wait_for_room(place, until) && with_stream([&] { return outbox_.withdraw(place); })) {
+  if (!outbox_.wait_for_room(position, until) && with_stream([&] { return outbox_.withdraw(position); })) {
     pump();
     throw_no_room();
   }
   if (!has_tensors || is_closed()) return;
-  while (with_stream([&] { return outbox_.keep(place); })) continue;
+  while (with_stream([&] { return outbox_.keep(position); })) continue;
   pump();  // another thread may have found the stream in use
 }
 

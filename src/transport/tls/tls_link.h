@@ -30,27 +30,27 @@ namespace onecopy::transport {
 /// Thread safety: all members may be called concurrently, except the functions marked for the thread that has the stream.
 class Outbox {
  public:
-  /// The place of a message's last byte in its queue.
-  struct Place {
+  /// The position of a message's last byte in its queue.
+  struct Position {
     bool is_small = false;
     std::uint64_t end = 0;
   };
 
   /// Puts a frame of kind hello or fabric.
   void put_frame(FrameKind kind, Bytes&& bytes);
-  /// Queues a message and returns its place. Throws invalid_argument for a message that cannot be sent.
-  Place put(Message&& message);
-  bool has_sent(Place place) const noexcept { return queue(place).sent.load() >= place.end; }
+  /// Queues a message and returns its position. Throws invalid_argument for a message that cannot be sent.
+  Position put(Message&& message);
+  bool has_sent(Position position) const noexcept { return queue(position).sent.load() >= position.end; }
   /// Returns whether no message or frame waits.
   bool is_empty() const noexcept { return waiting_.load() == 0; }
   /// Returns whether the message is small and less than a record of small messages waits up to its end.
-  bool fits_one_record(Place place) const noexcept {
-    return place.is_small && place.end - small_.sent.load() < TlsStream::kMaxRecordBytes;
+  bool fits_one_record(Position position) const noexcept {
+    return position.is_small && position.end - small_.sent.load() < TlsStream::kMaxRecordBytes;
   }
-  /// Waits until at most Room::kMaxBytes up to the place wait for the connection, or until give_up(). Returns false
+  /// Waits until at most Room::kMaxBytes up to the position wait for the connection, or until give_up(). Returns false
   /// after `until`.
-  bool wait_for_room(Place place, Deadline until) {
-    return room_.wait([&] { return has_room(place); }, until);
+  bool wait_for_room(Position position, Deadline until) {
+    return room_.wait([&] { return has_room(position); }, until);
   }
   /// Returns the threads in wait_for_room(), which must be told of a record that was sent.
   Room& room() noexcept { return room_; }
@@ -60,18 +60,18 @@ class Outbox {
   // For the thread that has the stream.
   /// Returns the next record, which is valid until the next call; empty if nothing waits.
   ByteSpan next_record(bool is_beat);
-  /// Drops the message at that place, or the rest of it. Returns false if the connection has taken all of it.
-  bool withdraw(Place place);
+  /// Drops the message at that position, or the rest of it. Returns false if the connection has taken all of it.
+  bool withdraw(Position position);
   /// Copies some of the bytes of the message's tensors that the connection has not taken. Returns whether it must be
   /// called again: other threads use the stream meanwhile.
-  bool keep(Place place);
+  bool keep(Position position);
 
  private:
   struct Item {
     FrameKind kind = FrameKind::message;
     Bytes frame;                   ///< the bytes of a frame of `kind`
     std::optional<Parcel> parcel;  ///< the message, if kind is message
-    std::uint64_t end = 0;         ///< the place of its last byte in the queue
+    std::uint64_t end = 0;         ///< the position of its last byte in the queue
   };
   struct Queue {
     std::deque<Item> items;
@@ -81,14 +81,14 @@ class Outbox {
     std::optional<Item> item;
   };
 
-  const Queue& queue(Place place) const noexcept { return place.is_small ? small_ : large_; }
+  const Queue& queue(Position position) const noexcept { return position.is_small ? small_ : large_; }
   void push(Queue& queue, Item&& item) REQUIRES(mutex_);
-  bool has_room(Place place) const noexcept;
+  bool has_room(Position position) const noexcept;
   bool next_item(Queue& queue);
   bool append_frame();
   bool append_frame_of(Queue& queue);
   void append(FrameKind kind, ByteSpan bytes);
-  Item* find(Place place) REQUIRES(mutex_);
+  Item* find(Position position) REQUIRES(mutex_);
 
   Mutex mutex_;  ///< guards the queues' items and `put`
   Queue small_, large_;
