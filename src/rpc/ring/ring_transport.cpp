@@ -34,17 +34,20 @@ void put_through_door(const Address& address, const DoorbellMemory& bell, NoteKi
 /// Watches the member's process. The watch thread only sets a flag: a thread that looks at the lanes first reads the
 /// messages that are left in them.
 void RingTransport::watch(Member& member) {
-  auto state = std::make_unique<State>(session_);
+  auto state = std::make_unique<State>();
   const auto note_exit = host_.end_of(member);
   try {
-    state->pidfd = open_pidfd(member.address.pid);
+    state->process = {member.address.pid, open_pidfd(member.address.pid)};
   } catch (const Error& error) {
     if (error.code() != ErrorCode::peer_died) throw;
   }
-  const bool lives = state->pidfd && process_start_time(member.address.pid) == member.address.start_time;
-  if (lives) session_.loop().add(state->pidfd.get(), note_exit, true);
-  else note_exit();
-  if (!lives) state->pidfd.reset();
+  const bool lives = state->process && process_start_time(member.address.pid) == member.address.start_time;
+  if (lives) {
+    state->process.start(session_.loop(), note_exit);
+  } else {
+    state->process = {};
+    note_exit();
+  }
   member.state = std::move(state);
 }
 
@@ -186,14 +189,12 @@ void RingTransport::say_farewell(Member& to, Deadline deadline) {
 
 bool RingTransport::has_exited(Member& member) const {
   const LockGuard lock(member.opening);
-  return member.state && state_of(member).pidfd && onecopy::has_exited(state_of(member).pidfd);
+  return member.state && state_of(member).process && state_of(member).process.has_ended();
 }
 
 void RingTransport::close(Member& member) noexcept {
   const LockGuard lock(member.opening);
-  if (!member.state || !state_of(member).pidfd) return;
-  session_.loop().remove(state_of(member).pidfd.get());
-  state_of(member).pidfd.reset();
+  if (member.state) state_of(member).process = {};
 }
 
 }  // namespace onecopy::rpc

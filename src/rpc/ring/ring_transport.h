@@ -4,8 +4,8 @@
 #include <atomic>
 #include <memory>
 
-#include "os/fd.h"
 #include "os/mutex.h"
+#include "os/process_watch.h"
 #include "rpc/member.h"
 #include "rpc/ring/lane.h"
 #include "rpc/transport.h"
@@ -51,12 +51,7 @@ class RingTransport final : public Transport {
 
  private:
   struct State : TransportState {
-    explicit State(Session& of) : session(of) {}
-    ~State() override {
-      if (pidfd) session.loop().remove(pidfd.get());
-    }
-    Session& session;
-    Fd pidfd;
+    ProcessWatch process;
     bool is_greeted = false;
     std::shared_ptr<const DoorbellMemory> bell;
   };

@@ -12,8 +12,8 @@
 
 namespace onecopy {
 
-OwnerProcess::OwnerProcess(const ProcessId& id, std::string name, int pid, Fd pidfd)
-    : id_(id), name_(std::move(name)), pid_(pid), pidfd_(std::move(pidfd)) {}
+OwnerProcess::OwnerProcess(const ProcessId& id, std::string name, int pid, ProcessWatch watch)
+    : id_(id), name_(std::move(name)), pid_(pid), watch_(std::move(watch)) {}
 
 void OwnerProcess::set_table(Fd file) {
   const LockGuard lock(mutex_);
@@ -41,7 +41,17 @@ Fd OwnerProcess::export_table() const {
 
 bool OwnerProcess::has_ended() const noexcept {
   const LockGuard lock(mutex_);
-  return !pidfd_ || has_exited(pidfd_);
+  return !watch_ || watch_.has_ended();
+}
+
+void OwnerProcess::watch(EventLoop& loop, EventLoop::Task on_end) {
+  const LockGuard lock(mutex_);
+  watch_.start(loop, std::move(on_end));
+}
+
+void OwnerProcess::stop_watching() noexcept {
+  const LockGuard lock(mutex_);
+  watch_.stop();
 }
 
 bool OwnerProcess::has_lost_mark() const noexcept {
@@ -56,7 +66,7 @@ void OwnerProcess::close_table() noexcept {
 
 void OwnerProcess::forget() noexcept {
   const LockGuard lock(mutex_);
-  pidfd_.reset();
+  watch_ = {};
 }
 
 /// Throws owner_died if the owner has ended and the memory is of a weak kind, which the driver frees with the process

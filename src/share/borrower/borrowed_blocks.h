@@ -14,6 +14,7 @@
 #include "os/fd.h"
 #include "os/mutex.h"
 #include "os/process_origin.h"
+#include "os/process_watch.h"
 #include "share/borrower/leases.h"
 #include "share/borrower/mapped_segments.h"
 #include "share/owner/shared_blocks.h"
@@ -25,8 +26,8 @@ namespace onecopy {
 /// Thread safety: all members may be called concurrently, but for set_table().
 class OwnerProcess {
  public:
-  /// Constructs an owner. `name` is public_name() of `id`. If `pidfd` is empty, the process has ended.
-  OwnerProcess(const ProcessId& id, std::string name, int pid = 0, Fd pidfd = {});
+  /// Constructs an owner. `name` is public_name() of `id`. If `watch` is for no process, the process has ended.
+  OwnerProcess(const ProcessId& id, std::string name, int pid = 0, ProcessWatch watch = {});
 
   /// Sets the block table. REQUIRES: called once, before all other members.
   void set_table(Fd file);
@@ -34,8 +35,9 @@ class OwnerProcess {
   const ProcessId& id() const noexcept { return id_; }
   const std::string& name() const noexcept { return name_; }
   int pid() const noexcept { return pid_; }
-  /// Returns the descriptor of the process. REQUIRES: forget() has not been called.
-  int pidfd() const noexcept NO_THREAD_SAFETY_ANALYSIS { return pidfd_.get(); }
+  /// Runs `on_end` when the process ends, see ProcessWatch::start(). REQUIRES: forget() has not been called.
+  void watch(EventLoop& loop, EventLoop::Task on_end);
+  void stop_watching() noexcept;
   /// Returns the pid and the start time, which the first call reads. Throws if it cannot be read.
   ProcessOrigin origin() const;
   /// Duplicates the descriptor of the block table. Empty after close_table().
@@ -74,7 +76,7 @@ class OwnerProcess {
   std::atomic<bool> gone_{false};
   std::atomic<bool> reports_releases_{false};
   mutable Mutex mutex_;  ///< held while a descriptor is used or given back
-  Fd pidfd_ GUARDED_BY(mutex_);
+  ProcessWatch watch_ GUARDED_BY(mutex_);
   Fd table_ GUARDED_BY(mutex_);
   std::uint64_t table_inode_ = 0;
 };

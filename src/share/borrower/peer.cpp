@@ -12,8 +12,8 @@
 #include "os/log.h"
 
 namespace onecopy {
-Peer::Peer(const ProcessId& owner, std::string name, UnixSocket socket, int pid, Fd pidfd)
-    : process_(owner, std::move(name), pid, std::move(pidfd)), broker_(std::move(socket), pid) {
+Peer::Peer(const ProcessId& owner, std::string name, UnixSocket socket, int pid, ProcessWatch watch)
+    : process_(owner, std::move(name), pid, std::move(watch)), broker_(std::move(socket), pid) {
   broker_.on_news = [this](Packet packet) { take_news(std::move(packet)); };
 }
 
@@ -24,9 +24,9 @@ std::shared_ptr<Peer> Peer::make(Peer* made) {
 }
 
 std::shared_ptr<Peer> Peer::begin_handshake(Dial call, std::optional<SegmentRequest> wanted) {
-  Fd pidfd = call.socket.peer_pidfd();
+  ProcessWatch watch(call.credentials.pid, call.socket.peer_pidfd());
   std::shared_ptr<Peer> peer = make(new Peer(call.to, std::move(call.name), std::move(call.socket),
-                                             call.credentials.pid, std::move(pidfd)));
+                                             call.credentials.pid, std::move(watch)));
   peer->wanted_ = wanted;
   peer->prove(call.greeting);
   return peer;
@@ -51,7 +51,11 @@ void Peer::watch(EventLoop& loop, Timer& looks, SegmentRetention& retention) {
   blocks_.on_release = [&looks] { looks.request(); };
   broker_.on_end = [&looks] { looks.request(); };
   broker_.watch(loop);
-  if (!is_gone()) loop.add(process_.pidfd(), [this] { end(); });
+  if (is_gone()) return;
+  process_.watch(loop, [this, &looks] {
+    is_end_due_ = !end();
+    if (is_end_due_) looks.request();
+  });
 }
 
 BlockRef Peer::claim(std::uint32_t block, std::uint64_t generation) {
@@ -127,7 +131,9 @@ bool Peer::has_left() const noexcept {
 bool Peer::poll_hangup() {
   constexpr std::chrono::seconds kPause{1};
   const auto now = std::chrono::steady_clock::now();
-  if (is_gone() || !broker_.is_over() || now < next_look_) return false;
+  if (is_gone()) return false;
+  if (is_end_due_) return !end();
+  if (!broker_.is_over() || now < next_look_) return false;
   if (!uses_devices() && has_left()) return !end();
   if (first_looks_ != 0) return first_looks_-- != 0;
   next_look_ = now + kPause;
@@ -139,7 +145,7 @@ bool Peer::poll_hangup() {
 bool Peer::end() {
   HazardGuard::prepare();  // now, because close() runs with locks held
   if (!broker_.try_end()) return false;
-  loop_->remove(process_.pidfd());
+  process_.stop_watching();
   process_.set_gone();
   for (const std::uint32_t segment : blocks_.segments().weak())
     log_warning(
@@ -215,7 +221,7 @@ bool Peer::try_leave() noexcept {
 bool Peer::try_finish_leaving() noexcept {
   if (!broker_.is_closed()) {
     if (!broker_.try_end()) return false;
-    loop_->remove(process_.pidfd());
+    process_.stop_watching();
     broker_.close();
     process_.close_table();
     process_.forget();

@@ -114,7 +114,8 @@ class Peer final : public std::enable_shared_from_this<Peer> {
   void finish_fork_in_child() noexcept NO_THREAD_SAFETY_ANALYSIS;
 
  private:
-  Peer(const ProcessId& owner, std::string name, UnixSocket socket = {}, int pid = 0, Fd pidfd = {});
+  Peer(const ProcessId& owner, std::string name, UnixSocket socket = {}, int pid = 0,
+       ProcessWatch watch = {});
   static std::shared_ptr<Peer> make(Peer* made);
   void prove(const peer::Greeting& greeting);
   ExportedMemory with_rest(ExportedMemory memory, std::uint32_t segment);
@@ -144,7 +145,8 @@ class Peer final : public std::enable_shared_from_this<Peer> {
   std::atomic<std::chrono::steady_clock::time_point> unanswered_since_{};
   std::atomic<bool> is_leaving_{false};
   std::atomic<std::uint32_t> attempts_{0};
-  int first_looks_ = 3;  ///< the number of looks that are left after the end of the connection
+  bool is_end_due_ = false;  ///< the process has ended, and end() was not possible yet
+  int first_looks_ = 3;      ///< the number of looks that are left after the end of the connection
   std::chrono::steady_clock::time_point next_look_{};
   EventLoop* loop_ = nullptr;
   Timer* looks_ = nullptr;

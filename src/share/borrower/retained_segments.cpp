@@ -111,7 +111,7 @@ RetainedSegments::Entry RetainedSegments::make_entry(const SegmentKey& key, cons
                                                      Fd table, ExportedMemory memory) {
   const Entry* other = another_of(key.first);
   const bool is_device_memory = !is_of_host(memory);
-  const bool is_watched = other && (other->owner->pidfd || !is_device_memory);
+  const bool is_watched = other && (other->owner->process || !is_device_memory);
   std::shared_ptr<Owner> owner =
       is_watched ? other->owner : watched(origin, std::move(table), is_device_memory);
   Entry entry{std::move(owner), std::move(memory), {}};
@@ -130,17 +130,13 @@ const RetainedSegments::Entry* RetainedSegments::another_of(const std::string& o
 std::shared_ptr<RetainedSegments::Owner> RetainedSegments::watched(const ProcessOrigin& origin, Fd table,
                                                                    bool is_device_memory) {
   const std::uint64_t inode = inode_of(table);
-  Fd pidfd = open_pidfd_if_possible(origin, is_device_memory);
-  std::shared_ptr<Owner> owner(new Owner{std::move(pidfd), std::move(table), inode, nullptr});
-  if (!loop_ || !owner->pidfd) return owner;
-  loop_->add(owner->pidfd.get(), [this, watched = std::weak_ptr(owner)] {
-    const LockGuard lock(mutex_);
-    const auto ended = watched.lock();
-    if (!ended || !ended->has_process_ended()) return;
-    loop_->remove(ended->pidfd.get());
-    look_soon();
-  });
-  owner->loop = loop_;
+  ProcessWatch process(origin.pid, open_pidfd_if_possible(origin, is_device_memory));
+  std::shared_ptr<Owner> owner(new Owner{std::move(process), std::move(table), inode});
+  if (loop_ && owner->process)
+    owner->process.start(*loop_, [this] {
+      const LockGuard lock(mutex_);
+      look_soon();
+    });
   return owner;
 }
 

@@ -15,8 +15,8 @@
 #include "os/event_loop.h"
 #include "os/fd.h"
 #include "os/mutex.h"
-#include "os/process.h"
 #include "os/process_origin.h"
+#include "os/process_watch.h"
 #include "os/program_mark.h"
 #include "share/format/process_name.h"
 
@@ -185,16 +185,11 @@ class RetainedSegments {
   };
   /// A process that owns segments; one object for all its segments.
   struct Owner {
-    Fd pidfd;  ///< empty if the process has ended or cannot be watched
+    ProcessWatch process;  ///< empty if the process has ended or cannot be watched
     Fd table;
     std::uint64_t table_inode;
-    EventLoop* loop;  ///< the loop that watches the pidfd; null if none does
 
-    ~Owner() {
-      if (loop && pidfd) loop->remove(pidfd.get());
-    }
-
-    bool has_process_ended() const noexcept { return !pidfd || has_exited(pidfd); }
+    bool has_process_ended() const noexcept { return !process || process.has_ended(); }
     bool has_program_ended() const noexcept { return !may_be_marked(table, table_inode); }
   };
   struct Entry {

@@ -19,6 +19,7 @@
 #include "os/mapping.h"
 #include "os/mutex.h"
 #include "os/page_users.h"
+#include "os/process_watch.h"
 #include "os/unix_socket.h"
 #include "share/borrower/segment_retention.h"
 #include "share/borrower/segment_source.h"
@@ -82,7 +83,7 @@ class Broker {
   struct Connection {
     UnixSocket socket;
     PeerCredentials credentials;
-    Fd pidfd;
+    ProcessWatch process;
     peer::Gate gate{wire::kProtocol};
     Stage stage;
     Mapping page;

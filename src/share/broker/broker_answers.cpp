@@ -104,7 +104,7 @@ std::size_t Broker::challenged() const {
 void Broker::welcome(Connection& c, ByteSpan packet) {
   if (!c.is_stranger()) throw Error(ErrorCode::bad_secret, wire::kProtocol.stranger);
   c.gate.check(packet, std::as_bytes(std::span(self_)));
-  c.pidfd = c.socket.peer_pidfd();
+  c.process = {c.credentials.pid, c.socket.peer_pidfd()};
   const Fd table = ledger_.export_table();
   ClaimFile page = spare_page_.file ? std::move(spare_page_) : create_claim_file();
   c.page = std::move(page.memory);
@@ -208,12 +208,11 @@ void Broker::greet_child(At at, ByteSpan packet) {
   const ProcessOrigin child = wire::unpack<wire::ChildHello>(packet).child;
   if (!at->attached || at->credentials.pid != 0)
     throw Error(ErrorCode::protocol, "a child's greeting from another process");
-  Fd pidfd =
-      // The pidfd is empty for a process in another pid namespace, whose numbers differ.
-      open_pidfd(child);
+  // The watch is for no process if that process is in another pid namespace, whose numbers differ.
+  ProcessWatch process(child.pid, open_pidfd(child));
   const LockGuard lock(mutex_);
-  if (pidfd) at->credentials.pid = child.pid;
-  at->pidfd = std::move(pidfd);
+  if (process) at->credentials.pid = child.pid;
+  at->process = std::move(process);
 }
 
 void Broker::retain(Connection& c, Packet packet) {

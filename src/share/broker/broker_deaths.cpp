@@ -25,7 +25,7 @@ void Broker::on_hangup(At at) {
     at->socket = UnixSocket();  // closed, because the process may live on and must not wait for answers
   }
   if (!at->attached || at->has_detached || Borrower::hang_up(sight_of(*at)) == Step::end) return bury(at);
-  loop_.add(at->pidfd.get(), [this, at] { bury(at); });
+  at->process.start(loop_, [this, at] { bury(at); });
   looks_.request();
 }
 
@@ -54,8 +54,8 @@ Sight Broker::sight_of(const Connection& c) const {
   Sight sight;
   sight.now = Clock::now();
   sight.has_spoken = c.socket && c.socket.is_readable();
-  sight.has_pidfd = static_cast<bool>(c.pidfd);
-  sight.has_exited = c.pidfd && has_exited(c.pidfd);
+  sight.has_pidfd = static_cast<bool>(c.process);
+  sight.has_exited = c.process && c.process.has_ended();
   sight.has_device_memory = c.has_device_memory;
   sight.maps_page = [&c] {
     point("broker.looked_at_maps");
@@ -78,7 +78,7 @@ Step Broker::look_at(Connection& c, std::optional<bool> may_have_children) {
 /// Returns whether an unseen process may still use the connection's claims: a child that never connected, or the
 /// borrower itself if we hung up on it and cannot see whether it lives.
 bool Broker::may_be_used_unseen(const Connection& c) const {
-  return c.suspect_since && (!c.pidfd || ledger_.borrowers().awaits_child(*c.attached));
+  return c.suspect_since && (!c.process || ledger_.borrowers().awaits_child(*c.attached));
 }
 
 void Broker::lose(At at) {
@@ -123,7 +123,7 @@ void Broker::bury(At at) noexcept {
   looks_.request();
   point("broker.burial");
   try {
-    if (at->pidfd) loop_.remove(at->pidfd.get());
+    at->process.stop();
     while (!at->joined.empty()) leave(*at, at->joined.back());
     retention_.segments.release_all_by(&*at);
     if (!at->attached) return drop(at);
@@ -150,12 +150,11 @@ void Broker::leave_in_transit(At at) noexcept {
   const LockGuard lock(mutex_);
   static_assert(std::is_nothrow_move_constructible_v<UndeliveredItems>);
   at->stage.emplace<UndeliveredItems>(*std::move(items));
-  at->pidfd.reset();
+  at->process = {};
 }
 
 void Broker::drop(At at) noexcept {
   if (at->socket) loop_.remove(at->socket.fd());
-  if (at->pidfd) loop_.remove(at->pidfd.get());
   {
     const LockGuard lock(mutex_);
     at->leaving = true;
