@@ -11,7 +11,9 @@
 namespace onecopy {
 
 void Fd::reset(int fd) noexcept {
-  if (fd_ >= 0) {
+  if (whole_) {
+    whole_.reset();
+  } else if (fd_ >= 0) {
     const int error = errno;
     ::close(fd_);  // never repeated: Linux has closed it even if EINTR is reported
     errno = error;

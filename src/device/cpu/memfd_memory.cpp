@@ -10,6 +10,7 @@
 #include "file_pages.h"
 #include "os/mapping.h"
 #include "os/memfd.h"
+#include "os/one_descriptor.h"
 
 namespace onecopy {
 
@@ -114,7 +115,12 @@ std::unique_ptr<DeviceMemory> open_memfd_memory(ExportedMemory memory, Access ac
   if (memory.kind == SegmentKind::sealed_file) {
     check_sealed_file(fd, memory.size);
   } else {
-    memory.kind == SegmentKind::memfd ? check_memfd(fd, memory.size) : check_shared_file(fd, memory.size);
+    if (memory.kind == SegmentKind::memfd) {
+      check_memfd(fd, memory.size);
+      fd = one_descriptor_of(std::move(fd));  // items in a queue may keep the same segment
+    } else {
+      check_shared_file(fd, memory.size);
+    }
     const int flags = ::fcntl(fd.get(), F_GETFL);
     require_lent((flags & O_ACCMODE) == O_RDWR ? Access::read_write : Access::read_only, access);
   }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/throw_error.h"
+#include "os/one_descriptor.h"
 #include "os/process.h"
 #include "os/program_mark.h"
 #include "share/owner/late_releases.h"
@@ -18,7 +19,7 @@ OwnerProcess::OwnerProcess(const ProcessId& id, std::string name, int pid, Proce
 void OwnerProcess::set_table(Fd file) {
   const LockGuard lock(mutex_);
   table_inode_ = inode_of(file);
-  table_ = std::move(file);
+  table_ = one_descriptor_of(std::move(file));
 }
 
 /// Reads the start time late, since reading /proc takes up to a fifth of a connection's time. A value that was read

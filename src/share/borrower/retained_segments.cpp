@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "os/log.h"
+#include "os/one_descriptor.h"
 #include "share/owner/claim_memory.h"
 #include "share/owner/holds.h"
 
@@ -114,6 +115,8 @@ RetainedSegments::Entry RetainedSegments::make_entry(const SegmentKey& key, cons
   const bool is_watched = other && (other->owner->process || !is_device_memory);
   std::shared_ptr<Owner> owner =
       is_watched ? other->owner : watched(origin, std::move(table), is_device_memory);
+  if (memory.kind == SegmentKind::memfd)  // the same as that of the segment, if it is open here
+    for (Fd& fd : memory.fds) fd = one_descriptor_of(std::move(fd));
   Entry entry{std::move(owner), std::move(memory), {}};
   if (entry.memory.kind == SegmentKind::named_file) {
     Backend& host = backend(DeviceType::cpu);
@@ -131,7 +134,7 @@ std::shared_ptr<RetainedSegments::Owner> RetainedSegments::watched(const Process
                                                                    bool is_device_memory) {
   const std::uint64_t inode = inode_of(table);
   ProcessWatch process(origin.pid, open_pidfd_if_possible(origin, is_device_memory));
-  std::shared_ptr<Owner> owner(new Owner{std::move(process), std::move(table), inode});
+  std::shared_ptr<Owner> owner(new Owner{std::move(process), one_descriptor_of(std::move(table)), inode});
   if (loop_ && owner->process)
     owner->process.start(*loop_, [this] {
       const LockGuard lock(mutex_);
