@@ -163,8 +163,8 @@ class Endpoint {
         nb::none();  ///< the reference to a result that stays in the member, as (member, number)
     nb::handle future{};
   };
-  /// The Python side of a member.
-  struct Peer {
+  /// The form in which values are written for a member.
+  struct PeerCodec {
     Receiver of_calls, of_answers;
     bool is_program = false;
   };
@@ -174,7 +174,7 @@ class Endpoint {
   rpc::Member& member(std::uint32_t number);
   rpc::Member& member_to_call(std::uint32_t number);  ///< starts a new session if the connection was lost
   rpc::Member& member_for(nb::handle to);
-  const Peer& peer(const rpc::Member& member) { return peers_[member.number()]; }
+  const PeerCodec& codec_of(const rpc::Member& member) { return codecs_[member.number()]; }
 
   // sending.cpp
   const Callee& callee(nb::handle function, Naming naming);
@@ -217,7 +217,7 @@ class Endpoint {
   std::shared_ptr<rpc::Node> node_;  ///< pending calls own the node, too
   rpc::Workers workers_;             ///< threads that Python starts
   nb::dict numbers_;                 ///< the numbers of members by name
-  std::unordered_map<std::uint32_t, Peer> peers_;
+  std::unordered_map<std::uint32_t, PeerCodec> codecs_;
   std::array<Callees, 4> callees_;  ///< the callees by Naming; owns references to their keys
   nb::object is_logged_;
   class UnderWay* under_way_ = nullptr;  ///< the native calls of this process

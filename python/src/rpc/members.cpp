@@ -62,7 +62,7 @@ nb::object Endpoint::join(const nb::bytes& address, bool is_program) {
   const rpc::Address where = rpc::Address::from_bytes(span_of(address));
   without_gil([&] { node_->join(where, is_program); });  // a program holds no references
   numbers_[where.name.c_str()] = where.number;
-  peers_[where.number].is_program = is_program;
+  codecs_[where.number].is_program = is_program;
   return nb::make_tuple(where.name, where.number, where.pid);
 }
 
@@ -84,9 +84,9 @@ void Endpoint::set_devices(std::uint32_t of, const Cards& of_calls, const Cards&
                            bool numbers_agree, bool is_automatic) {
   PyTypeObject* const marked =
       reinterpret_cast<PyTypeObject*>(nb::object(agent_.attr("marked_type")).ptr());
-  Peer& peer = peers_[of];
-  peer.of_calls = {{of_calls, numbers_agree, is_automatic}, marked};
-  peer.of_answers = {{of_answers, numbers_agree, is_automatic}, marked};
+  PeerCodec& codec = codecs_[of];
+  codec.of_calls = {{of_calls, numbers_agree, is_automatic}, marked};
+  codec.of_answers = {{of_answers, numbers_agree, is_automatic}, marked};
 }
 
 rpc::Member& Endpoint::member(std::uint32_t number) {

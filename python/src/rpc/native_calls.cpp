@@ -119,7 +119,7 @@ void Endpoint::check_arguments(nb::handle args) const {
 nb::object Endpoint::call_native(rpc::Member& to, nb::handle function, nb::handle args, nb::handle kwargs,
                                  nb::handle timeout) {
   check_arguments(args);
-  const Callee& callee = this->callee(function, peer(to).is_program ? Naming::program : Naming::native);
+  const Callee& callee = this->callee(function, codec_of(to).is_program ? Naming::program : Naming::native);
   const auto [seconds, deadline] = native_deadline(timeout);
   const Request request = this->request(to, callee, function, args, kwargs, deadline);
   UnderWay entry(*this, to, callee, seconds, deadline);
@@ -142,9 +142,9 @@ nb::object Endpoint::begin_native(nb::handle to, nb::handle function, nb::handle
                                   nb::handle timeout, nb::handle future, bool is_stream) {
   check_arguments(args);
   rpc::Member& member = member_for(to);
-  const Naming naming = is_stream                 ? Naming::stream
-                        : peer(member).is_program ? Naming::program
-                                                  : Naming::native;
+  const Naming naming = is_stream                     ? Naming::stream
+                        : codec_of(member).is_program ? Naming::program
+                                                      : Naming::native;
   const Callee& callee = this->callee(function, naming);
   const auto [seconds, deadline] = native_deadline(timeout);
   Request request = this->request(member, callee, function, args, kwargs, deadline);

@@ -112,17 +112,17 @@ rpc::CallRef Endpoint::send(const Request& request) {
   nb::object arguments;
   const nb::object autograd = giving.thread.autograd();
   try {
-    const Peer& peer = this->peer(to);
+    const PeerCodec& codec = codec_of(to);
     if (request.stays_here) {
       arguments = call_python([&] { return nb::object(agent_.attr("unmarked")(request.values)); });
       message.tag = tag_of(BodyForm::here);
       if (!autograd.is_none()) add_context(autograd, context);
-    } else if (peer.is_program) {
+    } else if (codec.is_program) {
       if (!request.reference.is_none())
         call_python([&] { agent_.attr("member")(to.number()).attr("refuse_program")(); });
       message = encode_for_program(request.values, giving);
     } else {
-      message = encode_body(request.values, hooks_, request.is_result ? peer.of_answers : peer.of_calls,
+      message = encode_body(request.values, hooks_, request.is_result ? codec.of_answers : codec.of_calls,
                             giving, autograd, context);
     }
     // The order lets a note follow the calls before it: the note may release a value that a call needs.
@@ -281,7 +281,7 @@ void Endpoint::note(std::uint32_t to, nb::handle verb, nb::handle value) {
   try {
     if (!receiver.out.load()) without_gil([&] { node_->connect(receiver, kForever); });
     Giving giving(agent_, receiver, false);
-    Message message = encode_body(nb::make_tuple(verb, value), hooks_, peer(receiver).of_calls, giving);
+    Message message = encode_body(nb::make_tuple(verb, value), hooks_, codec_of(receiver).of_calls, giving);
     put_in_order(receiver, message,
                  [&](Stream stream) { node_->note(receiver, std::move(message), stream); });
   } catch (const Error&) {  // the member has ended, or this process has left

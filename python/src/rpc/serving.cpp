@@ -249,11 +249,11 @@ void Endpoint::answer(rpc::Member& to, std::uint64_t call, nb::handle result, De
   Message message;
   rpc::CallContext context;
   try {
-    const Peer& peer = this->peer(to);
-    if (peer.is_program) {
+    const PeerCodec& codec = codec_of(to);
+    if (codec.is_program) {
       message = encode_for_program(result, giving);
     } else {
-      message = encode_body(result, hooks_, peer.of_answers, giving, giving.thread.autograd(), context);
+      message = encode_body(result, hooks_, codec.of_answers, giving, giving.thread.autograd(), context);
     }
     const bool is_in_order = giving.has_references();
     open_lane_to(*node_, to, deadline);
@@ -276,7 +276,7 @@ void Endpoint::fail(std::uint32_t to, std::uint64_t call, nb::handle kind, const
   Giving giving(agent_, caller, true);
   Message message = rpc::encode_failure(code_named(code), text);
   try {
-    rpc::append_class(message, encode_body(kind, hooks_, peer(caller).of_answers, giving).data);
+    rpc::append_class(message, encode_body(kind, hooks_, codec_of(caller).of_answers, giving).data);
   } catch (nb::python_error& error) {  // the class has no name
     if (kind.is(PyExc_RuntimeError)) throw;
     return fail(to, call, PyExc_RuntimeError, text, code);

@@ -26,7 +26,7 @@ std::shared_ptr<Fabric> TlsTransport::fabric() {
 }
 
 /// Makes a channel, and tells the other side its address.
-void TlsTransport::begin_fabric(const PeerRef& peer, std::uint32_t attempt) {
+void TlsTransport::begin_fabric(const TlsPeerRef& peer, std::uint32_t attempt) {
   if (peer->channel) peer->channel->close();
   peer->attempt = attempt;
   peer->retry = kForever;
@@ -42,7 +42,7 @@ void TlsTransport::begin_fabric(const PeerRef& peer, std::uint32_t attempt) {
 }
 
 /// Connects the channel to that of the other side, and asks for an answer over it.
-void TlsTransport::take_fabric(const PeerRef& peer, ByteSpan told) {
+void TlsTransport::take_fabric(const TlsPeerRef& peer, ByteSpan told) {
   if (options_.fabric.empty()) transport::refuse_frame("has an address of a fabric");
   const auto attempt = load<std::uint32_t>(transport::cut_bytes(told, sizeof(std::uint32_t)).data());
   if (attempt < peer->attempt) return;  // this side has begun a later one
@@ -52,14 +52,14 @@ void TlsTransport::take_fabric(const PeerRef& peer, ByteSpan told) {
   }
   if (peer->retry != kForever) return;
   point("rpc.fabric.connecting");
-  const std::weak_ptr<Peer> kept = peer;
+  const std::weak_ptr<TlsPeer> kept = peer;
   try {
     peer->channel->connect(told, {peer->deliver,
                                   [this, kept] {
-                                    if (const PeerRef reached = kept.lock()) open_fabric(reached);
+                                    if (const TlsPeerRef reached = kept.lock()) open_fabric(reached);
                                   },
                                   [this, kept] {
-                                    const PeerRef failed = kept.lock();
+                                    const TlsPeerRef failed = kept.lock();
                                     if (failed && failed->is_reached) failed->link->close();
                                     else if (failed) miss_fabric(*failed, "the connection has failed");
                                   }});
@@ -72,7 +72,7 @@ void TlsTransport::take_fabric(const PeerRef& peer, ByteSpan told) {
 
 /// Records that the other side was not reached, perhaps because there is no route to its host now. The next attempt uses
 /// a new fabric, which looks at the networks again.
-void TlsTransport::miss_fabric(Peer& peer, const char* why) noexcept {
+void TlsTransport::miss_fabric(TlsPeer& peer, const char* why) noexcept {
   constexpr std::chrono::milliseconds kPause{100};
   log_debug(fmt::format("{} was not reached over {}: {}", peer.member->name(), name(), why));
   has_missed_fabric_ = true;
@@ -81,7 +81,7 @@ void TlsTransport::miss_fabric(Peer& peer, const char* why) noexcept {
   point("rpc.fabric.missed");
 }
 
-void TlsTransport::open_fabric(const PeerRef& peer) {
+void TlsTransport::open_fabric(const TlsPeerRef& peer) {
   peer->ready = kForever;
   peer->is_reached = true;
   {

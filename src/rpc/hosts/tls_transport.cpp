@@ -44,7 +44,7 @@ void TlsTransport::listen() {
         "rpc has no key, and listens on 127.0.0.1 alone, where any user of this host may call: set "
         "ONECOPY_RPC_KEY to one secret of the group in all members (`onecopy key` prints a new one)");
   const auto proved = [this](std::unique_ptr<TlsStream> stream) {
-    auto peer = std::make_shared<Peer>();
+    auto peer = std::make_shared<TlsPeer>();
     peer->link = make_link(std::move(stream), Side::listener);
     peer->ready = Deadline::after(kHelloPatience);
     add(peer);
@@ -95,7 +95,7 @@ void TlsTransport::open(Member& to, Deadline deadline) {
     if (!to.state || to.has_ended || std::exchange(state_of(to).is_connecting, true)) return;
   }
   try {
-    auto peer = std::make_shared<Peer>();
+    auto peer = std::make_shared<TlsPeer>();
     peer->link = reach(to, deadline);
     take_link(to, peer);
     add(peer);
@@ -159,7 +159,7 @@ std::unique_ptr<TlsStream> TlsTransport::prove_to(const HostPort& at, Deadline d
 
 /// Adds a connection to a member. Messages from all its connections arrive in the member's lane, and the first
 /// connection is used for sending. A connection over a fabric is open only after the other side has answered over it.
-void TlsTransport::take_link(Member& member, const PeerRef& peer) {
+void TlsTransport::take_link(Member& member, const TlsPeerRef& peer) {
   std::shared_ptr<RingConnection> lane;
   {
     const LockGuard lock(member.opening);
@@ -198,7 +198,7 @@ void TlsTransport::open_for(Member& member, std::unique_ptr<Connection> outbound
 }
 
 /// Hands the connection to the loop, which sends and receives.
-void TlsTransport::add(const PeerRef& peer) {
+void TlsTransport::add(const TlsPeerRef& peer) {
   {
     const LockGuard lock(mutex_);
     if (is_over_) throw Error(ErrorCode::closed, "this process has left the group");
@@ -210,7 +210,7 @@ void TlsTransport::add(const PeerRef& peer) {
   beats_->request();
 }
 
-void TlsTransport::look_at(const PeerRef& peer) noexcept {
+void TlsTransport::look_at(const TlsPeerRef& peer) noexcept {
   try {
     deliver(peer, peer->link->turn());
   } catch (const std::exception& error) {
@@ -218,7 +218,7 @@ void TlsTransport::look_at(const PeerRef& peer) noexcept {
   }
 }
 
-void TlsTransport::deliver(const PeerRef& peer, Inbox::Arrived&& arrived) {
+void TlsTransport::deliver(const TlsPeerRef& peer, Inbox::Arrived&& arrived) {
   if (arrived.hello) {
     Member& from = session_of(decode_hello(*arrived.hello, host_.address()));
     peer->ready = kForever;
@@ -250,11 +250,11 @@ Member& TlsTransport::session_of(const Hello& hello) {
 }
 
 void TlsTransport::end_session(const Member& member) noexcept {
-  for (const PeerRef& peer : peers())
+  for (const TlsPeerRef& peer : peers())
     if (peer->member == &member) end(peer, "the other side has begun a new session");
 }
 
-void TlsTransport::end(const PeerRef& peer, const char* why) noexcept {
+void TlsTransport::end(const TlsPeerRef& peer, const char* why) noexcept {
   {
     const LockGuard lock(mutex_);
     if (std::erase(peers_, peer) == 0) return;
@@ -271,7 +271,7 @@ void TlsTransport::end(const PeerRef& peer, const char* why) noexcept {
   if (peer->ended) peer->ended();
 }
 
-std::vector<TlsTransport::PeerRef> TlsTransport::peers() const {
+std::vector<TlsTransport::TlsPeerRef> TlsTransport::peers() const {
   const LockGuard lock(mutex_);
   return peers_;
 }
@@ -282,7 +282,7 @@ std::vector<TlsTransport::PeerRef> TlsTransport::peers() const {
 Timer::Pause TlsTransport::beat() {
   const auto all = peers();
   bool polls_fast = false;
-  for (const PeerRef& peer : all) {
+  for (const TlsPeerRef& peer : all) {
     if (peer->ready.has_passed())
       end(peer, peer->member ? "it was not reached over the fabric" : "it has not said which member it is");
     else if (peer->link->unanswered() >= options_.peer_timeout + kBeat) end(peer, "it was cut");
@@ -323,7 +323,7 @@ void TlsTransport::flush() noexcept {
   for (const auto& channel : channels) channel->ask();
   const auto have_arrived = [&] {
     return std::ranges::all_of(channels, [](const auto& channel) { return channel->has_arrived(); }) &&
-           std::ranges::all_of(peers(), [](const PeerRef& peer) {
+           std::ranges::all_of(peers(), [](const TlsPeerRef& peer) {
              return peer->link->is_closed() || peer->link->has_arrived();
            });
   };
@@ -345,7 +345,7 @@ void TlsTransport::stop() noexcept {
   if (is_over_.exchange(true)) return;
   loop_->stop();
   listener_.reset();
-  for (const PeerRef& peer : peers()) end(peer, "this process leaves");
+  for (const TlsPeerRef& peer : peers()) end(peer, "this process leaves");
   const LockGuard lock(mutex_);
   if (fabric_) fabric_->stop();
   for (const auto& old : old_fabrics_) old->stop();

@@ -67,7 +67,7 @@ class TlsTransport final : public Transport {
     std::vector<TlsLinkRef> links;  ///< the links that the member and this process have opened
   };
   /// A link, and the functions that receive its messages, which are empty before its hello.
-  struct Peer {
+  struct TlsPeer {
     TlsLinkRef link;
     Member* member = nullptr;
     std::function<void(Message&&)> deliver;
@@ -80,7 +80,7 @@ class TlsTransport final : public Transport {
     Deadline retry = kForever;               ///< when the next attempt begins
     std::atomic<bool> is_reached{false};     ///< the other side has answered over the channel
   };
-  using PeerRef = std::shared_ptr<Peer>;
+  using TlsPeerRef = std::shared_ptr<TlsPeer>;
 
   static State& state_of(Member& member) { return static_cast<State&>(*member.state); }
 
@@ -91,24 +91,24 @@ class TlsTransport final : public Transport {
   std::unique_ptr<TlsStream> prove_to(const HostPort& at, Deadline deadline);
   TlsLinkRef make_link(std::unique_ptr<TlsStream> stream, Side side) const;
   std::chrono::milliseconds patience() const noexcept;
-  void take_link(Member& member, const PeerRef& peer);
+  void take_link(Member& member, const TlsPeerRef& peer);
   void open_for(Member& member, std::unique_ptr<Connection> outbound);
   Member& session_of(const Hello& hello);
   void end_session(const Member& member) noexcept;
-  void add(const PeerRef& peer);
-  void look_at(const PeerRef& peer) noexcept;
-  void deliver(const PeerRef& peer, Inbox::Arrived&& arrived);
-  void end(const PeerRef& peer, const char* why) noexcept;
-  std::vector<PeerRef> peers() const;
+  void add(const TlsPeerRef& peer);
+  void look_at(const TlsPeerRef& peer) noexcept;
+  void deliver(const TlsPeerRef& peer, Inbox::Arrived&& arrived);
+  void end(const TlsPeerRef& peer, const char* why) noexcept;
+  std::vector<TlsPeerRef> peers() const;
   Timer::Pause beat();
   void abandon() noexcept;
 
   // fabric.cpp
   std::shared_ptr<Fabric> fabric();
-  void begin_fabric(const PeerRef& peer, std::uint32_t attempt);
-  void take_fabric(const PeerRef& peer, ByteSpan told);
-  void miss_fabric(Peer& peer, const char* why) noexcept;
-  void open_fabric(const PeerRef& peer);
+  void begin_fabric(const TlsPeerRef& peer, std::uint32_t attempt);
+  void take_fabric(const TlsPeerRef& peer, ByteSpan told);
+  void miss_fabric(TlsPeer& peer, const char* why) noexcept;
+  void open_fabric(const TlsPeerRef& peer);
   void wake_fabrics();
   void drop_old_fabrics() noexcept;
 
@@ -122,7 +122,7 @@ class TlsTransport final : public Transport {
   std::shared_ptr<const TlsContext> context_ GUARDED_BY(mutex_);
   std::shared_ptr<Fabric> fabric_ GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<Fabric>> old_fabrics_ GUARDED_BY(mutex_);  ///< the fabrics of older channels
-  std::vector<PeerRef> peers_ GUARDED_BY(mutex_);
+  std::vector<TlsPeerRef> peers_ GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<FabricChannel>> channels_ GUARDED_BY(mutex_);  ///< the open ones
   std::unique_ptr<EventLoop> loop_ =
       std::make_unique<EventLoop>("onecopy-tls");  ///< started by the listener or the first link
