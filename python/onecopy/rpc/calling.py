@@ -22,7 +22,7 @@ from .rref import PyRRef
 
 
 def call(to: Any, function: Any, args: Any, kwargs: Any, timeout: float | None, is_native: bool = False) -> Any:
-    """Returns the result of function(*args, **kwargs), run in a member. `is_native`: see python/src/rpc/endpoint.h."""
+    """Returns the result of function(*args, **kwargs), run in a member. `is_native`: see PythonEndpoint::call()."""
     agent = registry.this_agent or registry.current()
     try:
         if not telemetry.is_profiled():

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent, by which this process is a member of a group.
 
-_core._RpcEndpoint sends and serves calls (see python/src/rpc/endpoint.h). The agent decides the rare cases: how
+_core._RpcEndpoint sends and serves calls (see python/src/rpc/python_endpoint.h). The agent decides the rare cases: how
 functions are named and found (serving.py), who the members are, and what an error says.
 
 Invariants: the Future of a call completes once, by the answer, the deadline, the end of the member, or shutdown. The
@@ -251,7 +251,7 @@ class Agent(Serving):
         """Sends a message that has no answer, in order. Has no effect if the member has ended."""
         self.endpoint.note(to, verb, value)
 
-    # --- what the endpoint asks for: see python/src/rpc/endpoint.h
+    # --- what the endpoint asks for: see python/src/rpc/python_endpoint.h
 
     @staticmethod
     def context(context_id: int, sender: int, make: bool) -> Any:

@@ -6,7 +6,7 @@
 #include <chrono>
 
 #include "core/throw_error.h"
-#include "rpc/endpoint.h"
+#include "rpc/python_endpoint.h"
 
 namespace onecopy::python {
 

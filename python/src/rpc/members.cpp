@@ -4,14 +4,14 @@
 #include "binding/bytes.h"
 #include "binding/gil.h"
 #include "onecopy/core/error.h"
-#include "rpc/endpoint.h"
+#include "rpc/python_endpoint.h"
 #include "rpc/times.h"
 
-/// The part of Endpoint that keeps the members of the group.
+/// The part of PythonEndpoint that keeps the members of the group.
 namespace onecopy::python {
 
-Endpoint::Endpoint(nb::object agent, Hooks hooks, const std::string& name, std::uint32_t number,
-                   const std::string& transport)
+PythonEndpoint::PythonEndpoint(nb::object agent, Hooks hooks, const std::string& name, std::uint32_t number,
+                               const std::string& transport)
     : agent_(std::move(agent)),
       hooks_(std::move(hooks)),
       node_(without_gil([&] {
@@ -23,12 +23,12 @@ Endpoint::Endpoint(nb::object agent, Hooks hooks, const std::string& name, std::
           [this] { with_gil([this] { add_worker(); }); }),
       is_logged_(agent_.attr("is_logged")) {}
 
-Endpoint::~Endpoint() {
+PythonEndpoint::~PythonEndpoint() {
   clear();
   drop_without_gil([this] { node_.reset(); });
 }
 
-int Endpoint::traverse(visitproc visit, void* arg) {
+int PythonEndpoint::traverse(visitproc visit, void* arg) {
   for (const nb::object* one : {&agent_, &hooks_.reduce, &hooks_.rebuild, &hooks_.classes, &is_logged_})
     Py_VISIT(one->ptr());
   Py_VISIT(numbers_.ptr());
@@ -45,7 +45,7 @@ int Endpoint::traverse(visitproc visit, void* arg) {
   return 0;
 }
 
-void Endpoint::clear() {
+void PythonEndpoint::clear() {
   for (Callees& table : callees_) {
     const Callees dropped = std::exchange(table, {});
     for (const auto& [function, known] : dropped) Py_DECREF(function);
@@ -56,9 +56,9 @@ void Endpoint::clear() {
   agent_.reset();
 }
 
-nb::bytes Endpoint::address() { return to_python(node_->address().to_bytes()); }
+nb::bytes PythonEndpoint::address() { return to_python(node_->address().to_bytes()); }
 
-nb::object Endpoint::join(const nb::bytes& address, bool is_program) {
+nb::object PythonEndpoint::join(const nb::bytes& address, bool is_program) {
   const rpc::Address where = rpc::Address::from_bytes(span_of(address));
   without_gil([&] { node_->join(where, is_program); });  // a program holds no references
   numbers_[where.name.c_str()] = where.number;
@@ -66,12 +66,12 @@ nb::object Endpoint::join(const nb::bytes& address, bool is_program) {
   return nb::make_tuple(where.name, where.number, where.pid);
 }
 
-void Endpoint::connect(std::uint32_t number, double seconds) {
+void PythonEndpoint::connect(std::uint32_t number, double seconds) {
   rpc::Member& to = member_to_call(number);
   without_gil([&] { node_->connect(to, deadline_after(seconds)); });
 }
 
-nb::dict Endpoint::routes(std::uint32_t to) {
+nb::dict PythonEndpoint::routes(std::uint32_t to) {
   nb::dict found;
   const auto& counts = member(to).counters.routes;
   for (std::size_t i = 0; i < counts.size(); ++i)
@@ -80,8 +80,8 @@ nb::dict Endpoint::routes(std::uint32_t to) {
   return found;
 }
 
-void Endpoint::set_devices(std::uint32_t of, const Cards& of_calls, const Cards& of_answers,
-                           bool numbers_agree, bool is_automatic) {
+void PythonEndpoint::set_devices(std::uint32_t of, const Cards& of_calls, const Cards& of_answers,
+                                 bool numbers_agree, bool is_automatic) {
   PyTypeObject* const marked =
       reinterpret_cast<PyTypeObject*>(nb::object(agent_.attr("marked_type")).ptr());
   PeerCodec& codec = codecs_[of];
@@ -89,15 +89,17 @@ void Endpoint::set_devices(std::uint32_t of, const Cards& of_calls, const Cards&
   codec.of_answers = {{of_answers, numbers_agree, is_automatic}, marked};
 }
 
-rpc::Member& Endpoint::member(std::uint32_t number) {
+rpc::Member& PythonEndpoint::member(std::uint32_t number) {
   if (rpc::Member* const found = node_->find(number)) return *found;
   throw Error(ErrorCode::invalid_argument, "there is no such member of the group");
 }
 
-rpc::Member& Endpoint::member_to_call(std::uint32_t number) { return node_->session_with(member(number)); }
+rpc::Member& PythonEndpoint::member_to_call(std::uint32_t number) {
+  return node_->session_with(member(number));
+}
 
 /// Returns the member of a name, number or WorkerInfo. Asks the agent about ended members and unknown names.
-rpc::Member& Endpoint::member_for(nb::handle to) {
+rpc::Member& PythonEndpoint::member_for(nb::handle to) {
   nb::object number;
   if (PyUnicode_CheckExact(to.ptr())) {
     if (PyObject* const found = PyDict_GetItem(numbers_.ptr(), to.ptr())) number = nb::borrow(found);
@@ -118,7 +120,7 @@ rpc::Member& Endpoint::member_for(nb::handle to) {
   return member_to_call(nb::cast<std::uint32_t>(nb::object(known.attr("info").attr("id"))));
 }
 
-void Endpoint::stop() {
+void PythonEndpoint::stop() {
   without_gil([&] { node_->stop(); });
 }
 

@@ -11,10 +11,10 @@
 
 #include "binding/gil.h"
 #include "onecopy/core/error.h"
-#include "rpc/endpoint.h"
+#include "rpc/python_endpoint.h"
 #include "rpc/times.h"
 
-/// The part of Endpoint for native calls: inherited deadlines, cancellation, limits, times and a log.
+/// The part of PythonEndpoint for native calls: inherited deadlines, cancellation, limits, times and a log.
 namespace onecopy::python {
 
 /// A native call of this process that has room, and is listed, timed and logged until it ends. The calls form a linked
@@ -22,7 +22,7 @@ namespace onecopy::python {
 /// Thread safety: the GIL.
 class UnderWay {
  public:
-  UnderWay(Endpoint& endpoint, rpc::Member& to, const Endpoint::Callee& callee, double seconds,
+  UnderWay(PythonEndpoint& endpoint, rpc::Member& to, const PythonEndpoint::Callee& callee, double seconds,
            Deadline deadline)
       : endpoint_(endpoint),
         to_(to),
@@ -78,7 +78,7 @@ class UnderWay {
     endpoint_.agent_.attr("log")("%s: call %s at %s %s", trace(), std::string(function_), member, stage);
   }
 
-  Endpoint& endpoint_;
+  PythonEndpoint& endpoint_;
   rpc::Member& to_;
   const std::string_view function_;
   Histogram& times_;
@@ -93,7 +93,7 @@ class UnderWay {
   std::int64_t sent_ns_ = 0;
 };
 
-std::pair<double, Deadline> Endpoint::native_deadline(nb::handle timeout) const {
+std::pair<double, Deadline> PythonEndpoint::native_deadline(nb::handle timeout) const {
   const double seconds = timeout.is_none() ? usual_timeout : seconds_of(timeout, -1);
   if (seconds < 0)
     throw nb::value_error("a timeout is a number of seconds, 0 for no limit, and not negative");
@@ -106,18 +106,18 @@ std::pair<double, Deadline> Endpoint::native_deadline(nb::handle timeout) const 
           parent->deadline()};
 }
 
-std::string Endpoint::trace_of(std::uint32_t caller, std::uint64_t number) {
+std::string PythonEndpoint::trace_of(std::uint32_t caller, std::uint64_t number) {
   return fmt::format("{}.c{}", member(caller).name(), number);
 }
 
 /// Lets the agent throw the error for arguments of another type.
-void Endpoint::check_arguments(nb::handle args) const {
+void PythonEndpoint::check_arguments(nb::handle args) const {
   if (!args.is_none() && !PyTuple_Check(args.ptr()) && !PyList_Check(args.ptr()))
     agent_.attr("check_arguments")(args);
 }
 
-nb::object Endpoint::call_native(rpc::Member& to, nb::handle function, nb::handle args, nb::handle kwargs,
-                                 nb::handle timeout) {
+nb::object PythonEndpoint::call_native(rpc::Member& to, nb::handle function, nb::handle args,
+                                       nb::handle kwargs, nb::handle timeout) {
   check_arguments(args);
   const Callee& callee = this->callee(function, codec_of(to).is_program ? Naming::program : Naming::native);
   const auto [seconds, deadline] = native_deadline(timeout);
@@ -138,8 +138,9 @@ nb::object Endpoint::call_native(rpc::Member& to, nb::handle function, nb::handl
   }
 }
 
-nb::object Endpoint::begin_native(nb::handle to, nb::handle function, nb::handle args, nb::handle kwargs,
-                                  nb::handle timeout, nb::handle future, bool is_stream) {
+nb::object PythonEndpoint::begin_native(nb::handle to, nb::handle function, nb::handle args,
+                                        nb::handle kwargs, nb::handle timeout, nb::handle future,
+                                        bool is_stream) {
   check_arguments(args);
   rpc::Member& member = member_for(to);
   const Naming naming = is_stream                     ? Naming::stream
@@ -155,7 +156,7 @@ nb::object Endpoint::begin_native(nb::handle to, nb::handle function, nb::handle
   return nb::cast(std::move(entry));
 }
 
-nb::list Endpoint::calls() const {
+nb::list PythonEndpoint::calls() const {
   nb::list found;
   for (const UnderWay* one = under_way_; one; one = one->next()) found.append(one->describe());
   found.extend(running.describe());
@@ -171,7 +172,8 @@ void init_native_calls(nb::module_& m) {
 }
 
 /// Runs a native function. Throws the function's exception.
-nb::object Endpoint::run_native(const Target& target, const rpc::Work& work, const CallValues& values) {
+nb::object PythonEndpoint::run_native(const Target& target, const rpc::Work& work,
+                                      const CallValues& values) {
   const std::uint32_t from = work.from->number();
   const rpc::GroupId own{work.call, from};
   const nb::object running_call = nb::cast(RunningCall(

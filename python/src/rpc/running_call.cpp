@@ -8,7 +8,7 @@
 
 #include "binding/gil.h"
 #include "core/throw_error.h"
-#include "rpc/endpoint.h"
+#include "rpc/python_endpoint.h"
 
 namespace onecopy::python {
 

@@ -7,16 +7,16 @@
 #include "binding/gil.h"
 #include "binding/kept.h"
 #include "onecopy/core/error.h"
-#include "rpc/endpoint.h"
+#include "rpc/python_endpoint.h"
 #include "rpc/times.h"
 
-/// The part of Endpoint for callers, which sends arguments and reads answers.
+/// The part of PythonEndpoint for callers, which sends arguments and reads answers.
 namespace onecopy::python {
 namespace {
 
 constexpr const char* kGradients = ".gradients";
 constexpr std::array<std::string_view, 4> kNamings{"torch", "native", "program",
-                                                   "stream"};  ///< the names of Endpoint::Naming
+                                                   "stream"};  ///< the names of PythonEndpoint::Naming
 constexpr const char* kApply = ".apply";  ///< calls its first argument, a function without a name
 
 void drop_python(void* object) noexcept { decref_later(static_cast<PyObject*>(object)); }
@@ -48,7 +48,7 @@ nb::object values_of_call(nb::handle args, nb::handle kwargs) {
 
 /// Looks a function up. At the first call, the agent returns (the module's names, the name in the module, the wire
 /// name, a check), or None for a function that is sent as a value. Equal strings are one key.
-const Endpoint::Callee& Endpoint::callee(nb::handle function, Naming naming) {
+const PythonEndpoint::Callee& PythonEndpoint::callee(nb::handle function, Naming naming) {
   static const Callee nameless;
   Callees& known = callees_.at(static_cast<std::size_t>(naming));
   nb::object key = nb::borrow(function);
@@ -74,8 +74,8 @@ const Endpoint::Callee& Endpoint::callee(nb::handle function, Naming naming) {
   return made;
 }
 
-Endpoint::Request Endpoint::request(rpc::Member& to, const Callee& callee, nb::handle function,
-                                    nb::handle args, nb::handle kwargs, Deadline deadline) {
+PythonEndpoint::Request PythonEndpoint::request(rpc::Member& to, const Callee& callee, nb::handle function,
+                                                nb::handle args, nb::handle kwargs, Deadline deadline) {
   nb::object values = values_of_call(args, kwargs);
   if (!callee.function)
     return {to, node_->functions().of(kApply),
@@ -88,7 +88,7 @@ Endpoint::Request Endpoint::request(rpc::Member& to, const Callee& callee, nb::h
 
 /// Returns the context of a call without the autograd part: the trace of the call that this thread runs, and the
 /// reference to the result.
-rpc::CallContext Endpoint::surroundings_of(const Request& request, const RunningCall* parent) {
+rpc::CallContext PythonEndpoint::surroundings_of(const Request& request, const RunningCall* parent) {
   rpc::CallContext context;
   if (parent) {
     context.parts |= rpc::CallContext::kTrace;
@@ -102,7 +102,7 @@ rpc::CallContext Endpoint::surroundings_of(const Request& request, const Running
 }
 
 /// Sends a call. Throws Error if the call could not be sent, and the exceptions of writing its values.
-rpc::CallRef Endpoint::send(const Request& request) {
+rpc::CallRef PythonEndpoint::send(const Request& request) {
   rpc::Member& to = request.to;
   if (!to.out.load()) without_gil([&] { node_->connect(to, request.deadline); });
   Giving giving(agent_, to, request.is_result);
@@ -141,7 +141,7 @@ rpc::CallRef Endpoint::send(const Request& request) {
   return call;
 }
 
-rpc::CallRef Endpoint::send_or_raise(const Request& request, double seconds) {
+rpc::CallRef PythonEndpoint::send_or_raise(const Request& request, double seconds) {
   try {
     return send(request);
   } catch (const Error& error) {
@@ -151,7 +151,7 @@ rpc::CallRef Endpoint::send_or_raise(const Request& request, double seconds) {
 
 /// Sends a call, and gives the call, or the error of sending, to the request's future. Returns the number of the call,
 /// or 0.
-std::uint64_t Endpoint::send_for(const Request& request, double seconds) {
+std::uint64_t PythonEndpoint::send_for(const Request& request, double seconds) {
   try {
     static PyObject* const name = PyUnicode_InternFromString("_call");
     const rpc::CallRef sent = send(request);
@@ -166,7 +166,7 @@ std::uint64_t Endpoint::send_for(const Request& request, double seconds) {
   }
 }
 
-nb::object Endpoint::wait_and_take(const rpc::CallRef& call, double seconds) {
+nb::object PythonEndpoint::wait_and_take(const rpc::CallRef& call, double seconds) {
   try {
     wait_for(*node_, call);
   } catch (...) {
@@ -177,7 +177,7 @@ nb::object Endpoint::wait_and_take(const rpc::CallRef& call, double seconds) {
 }
 
 /// Returns (value, error, points). A worker may have read the answer in its order already.
-nb::object Endpoint::read_answer(rpc::Call& call) {
+nb::object PythonEndpoint::read_answer(rpc::Call& call) {
   nb::object owner = nb::steal(static_cast<PyObject*>(call.owner.exchange(nullptr)));
   if (owner.is_valid() && PyTuple_CheckExact(owner.ptr())) return owner;
   Message answer = std::move(call.answer);
@@ -197,14 +197,14 @@ nb::object Endpoint::read_answer(rpc::Call& call) {
   return nb::make_tuple(nb::none(), agent_.attr("exception_of")(body.value), nb::tuple());
 }
 
-nb::object Endpoint::outcome(const rpc::CallRef& call, double seconds) {
+nb::object PythonEndpoint::outcome(const rpc::CallRef& call, double seconds) {
   if (call->end == rpc::End::answered) return read_answer(*call);
   const nb::object error = agent_.attr("end_error")(code_of(call->end), "", call->member(), seconds);
   return nb::make_tuple(nb::none(), error, nb::tuple());
 }
 
 /// Returns the result of an ended call. Reads most answers, which are values on the host, without calling Python code.
-nb::object Endpoint::result(const rpc::CallRef& call, double seconds) {
+nb::object PythonEndpoint::result(const rpc::CallRef& call, double seconds) {
   const bool is_value = call->end == rpc::End::answered && !call->owner.load() &&
                         call->status == rpc::Status::value &&
                         rpc::body_form(call->answer.tag) == static_cast<std::uint32_t>(BodyForm::value);
@@ -223,8 +223,8 @@ nb::object Endpoint::result(const rpc::CallRef& call, double seconds) {
 
 // --- what Python calls
 
-nb::object Endpoint::call(nb::handle to, nb::handle function, nb::handle args, nb::handle kwargs,
-                          nb::handle timeout, bool is_native) {
+nb::object PythonEndpoint::call(nb::handle to, nb::handle function, nb::handle args, nb::handle kwargs,
+                                nb::handle timeout, bool is_native) {
   rpc::Member& member = member_for(to);
   if (is_native) return call_native(member, function, args, kwargs, timeout);
   const double seconds = seconds_of(timeout, usual_timeout);
@@ -233,8 +233,8 @@ nb::object Endpoint::call(nb::handle to, nb::handle function, nb::handle args, n
   return wait_and_take(send_or_raise(made, seconds), seconds);
 }
 
-void Endpoint::begin(nb::handle to, nb::handle function, nb::handle args, nb::handle kwargs,
-                     nb::handle timeout, nb::handle reference, nb::handle future) {
+void PythonEndpoint::begin(nb::handle to, nb::handle function, nb::handle args, nb::handle kwargs,
+                           nb::handle timeout, nb::handle reference, nb::handle future) {
   rpc::Member& member = member_for(to);
   const double seconds = seconds_of(timeout, usual_timeout);
   Request made =
@@ -245,22 +245,22 @@ void Endpoint::begin(nb::handle to, nb::handle function, nb::handle args, nb::ha
   send_for(made, seconds);
 }
 
-Endpoint::Request Endpoint::verb_request(std::uint32_t to, std::string_view verb, nb::handle args,
-                                         double seconds) {
+PythonEndpoint::Request PythonEndpoint::verb_request(std::uint32_t to, std::string_view verb,
+                                                     nb::handle args, double seconds) {
   return {member_to_call(to), node_->functions().of(verb), nb::make_tuple(args, nb::none()),
           deadline_after(seconds)};
 }
 
-nb::object Endpoint::call_verb(std::uint32_t to, const std::string& verb, nb::handle args, double seconds,
-                               bool is_result) {
+nb::object PythonEndpoint::call_verb(std::uint32_t to, const std::string& verb, nb::handle args,
+                                     double seconds, bool is_result) {
   Request made = verb_request(to, verb, args, seconds);
   made.is_result = is_result;
   made.is_in_order = true;
   return wait_and_take(send_or_raise(made, seconds), seconds);
 }
 
-void Endpoint::begin_verb(std::uint32_t to, const std::string& verb, nb::handle args, double seconds,
-                          bool is_result, nb::handle reference, nb::handle future) {
+void PythonEndpoint::begin_verb(std::uint32_t to, const std::string& verb, nb::handle args, double seconds,
+                                bool is_result, nb::handle reference, nb::handle future) {
   Request made = verb_request(to, verb, args, seconds);
   made.is_result = is_result;
   made.is_in_order = true;
@@ -269,14 +269,14 @@ void Endpoint::begin_verb(std::uint32_t to, const std::string& verb, nb::handle 
   send_for(made, seconds);
 }
 
-rpc::CallRef Endpoint::send_gradients(std::uint32_t to, nb::handle args) {
+rpc::CallRef PythonEndpoint::send_gradients(std::uint32_t to, nb::handle args) {
   const ContextScope no_context{nb::none()};
   Request made = verb_request(to, kGradients, args, 0);
   made.is_result = true;
   return send_or_raise(made, 0);
 }
 
-void Endpoint::note(std::uint32_t to, nb::handle verb, nb::handle value) {
+void PythonEndpoint::note(std::uint32_t to, nb::handle verb, nb::handle value) {
   rpc::Member& receiver = member_to_call(to);
   try {
     if (!receiver.out.load()) without_gil([&] { node_->connect(receiver, kForever); });
@@ -288,7 +288,7 @@ void Endpoint::note(std::uint32_t to, nb::handle verb, nb::handle value) {
   }
 }
 
-void Endpoint::run_soon(nb::handle task) {
+void PythonEndpoint::run_soon(nb::handle task) {
   Py_INCREF(task.ptr());
   node_->end_call(node_->begin_here(kForever, task.ptr(), &drop_python), rpc::End::cancelled);
 }

@@ -7,10 +7,10 @@
 #include "binding/kept.h"
 #include "onecopy/core/error.h"
 #include "os/log.h"
-#include "rpc/endpoint.h"
+#include "rpc/python_endpoint.h"
 #include "torch/torch.h"
 
-/// The part of Endpoint for callees, whose workers take messages, run functions and answer.
+/// The part of PythonEndpoint for callees, whose workers take messages, run functions and answer.
 namespace onecopy::python {
 namespace {
 
@@ -58,7 +58,7 @@ bool is_ordinary(PyObject* result) {
 
 }  // namespace
 
-void Endpoint::add_worker() noexcept {
+void PythonEndpoint::add_worker() noexcept {
   try {
     call_python([&] { agent_.attr("_add_worker")(); });
   } catch (nb::python_error& error) {
@@ -66,7 +66,7 @@ void Endpoint::add_worker() noexcept {
   }
 }
 
-void Endpoint::handle(rpc::Work& work) noexcept {
+void PythonEndpoint::handle(rpc::Work& work) noexcept {
   try {
     drain_decrefs();
     do_work(work);
@@ -81,7 +81,7 @@ void Endpoint::handle(rpc::Work& work) noexcept {
 
 /// Answers a call with an error, which a caller that has an answer already ignores, and fails the value that the call
 /// should have made.
-void Endpoint::refuse(const rpc::Work& work, nb::handle error) noexcept {
+void PythonEndpoint::refuse(const rpc::Work& work, nb::handle error) noexcept {
   if (work.kind != rpc::Work::Kind::call) return;
   try {
     call_python(
@@ -91,7 +91,7 @@ void Endpoint::refuse(const rpc::Work& work, nb::handle error) noexcept {
   }
 }
 
-void Endpoint::do_work(rpc::Work& work) {
+void PythonEndpoint::do_work(rpc::Work& work) {
   if (work.kind == rpc::Work::Kind::call) return serve(work);
   if (work.kind == rpc::Work::Kind::service) return without_gil([&] { node_->serve(work); });
   if (work.kind != rpc::Work::Kind::settle) return take_in_order(work);
@@ -100,7 +100,7 @@ void Endpoint::do_work(rpc::Work& work) {
   else if (!owner.is_none()) call_python([&] { owner.attr("_settle")(RpcCall(node_, work.done)); });
 }
 
-void Endpoint::take_in_order(rpc::Work& work) {
+void PythonEndpoint::take_in_order(rpc::Work& work) {
   const Turn turn(*node_, work.is_in_order);
   const std::uint32_t from = work.from->number();
   if (work.kind == rpc::Work::Kind::member_ended) {
@@ -115,7 +115,7 @@ void Endpoint::take_in_order(rpc::Work& work) {
   }
 }
 
-void Endpoint::take_answer(rpc::Work& work) {
+void PythonEndpoint::take_answer(rpc::Work& work) {
   rpc::Call& call = *work.done;
   rpc::Call answered(call.member(), call.deadline());
   answered.status = work.status;
@@ -124,7 +124,7 @@ void Endpoint::take_answer(rpc::Work& work) {
 }
 
 /// Completes the Future of a call with an outcome, or stores the outcome in a call whose Future is not known yet.
-void Endpoint::complete_with(const rpc::CallRef& call, nb::object outcome) {
+void PythonEndpoint::complete_with(const rpc::CallRef& call, nb::object outcome) {
   if (const nb::object future = owner_of(*call); !future.is_none()) {
     call_python([&] { future.attr("complete_in_order")(RpcCall(node_, call), outcome); });
     return;
@@ -134,14 +134,14 @@ void Endpoint::complete_with(const rpc::CallRef& call, nb::object outcome) {
 }
 
 /// Returns the arguments of a call of this process to itself, or an invalid object if the call has ended.
-nb::object Endpoint::own_arguments(const rpc::Work& work) {
+nb::object PythonEndpoint::own_arguments(const rpc::Work& work) {
   if (work.from->number() != node_->number()) rpc::refuse_message("has arguments that lie in its sender");
   const rpc::CallRef call = node_->find_call(work.call);
   return nb::steal(call ? static_cast<PyObject*>(call->arguments.exchange(nullptr)) : nullptr);
 }
 
 /// Returns the function of an entry, which is looked up again if its name has been rebound.
-std::shared_ptr<const Endpoint::Target> Endpoint::target(rpc::FunctionEntry& function) {
+std::shared_ptr<const PythonEndpoint::Target> PythonEndpoint::target(rpc::FunctionEntry& function) {
   auto known = std::static_pointer_cast<const Target>(function.callable());
   if (known && PyDict_GetItem(known->names.ptr(), known->name.ptr()) == known->function.ptr()) return known;
   const std::string& name = function.name();
@@ -162,7 +162,7 @@ std::shared_ptr<const Endpoint::Target> Endpoint::target(rpc::FunctionEntry& fun
 
 /// Serves a call. If the call is late, its caller has given up: only the references in the call are counted, and the value
 /// that the call should have made fails, since other members may wait for the value.
-void Endpoint::serve(rpc::Work& work) {
+void PythonEndpoint::serve(rpc::Work& work) {
   Turn turn(*node_, work.is_in_order);
   const bool is_late = work.deadline.has_passed();
   if (work.from->has_ended || (is_late && !work.is_in_order)) return;
@@ -197,7 +197,7 @@ void Endpoint::serve(rpc::Work& work) {
   run_target(*target, work, values);
 }
 
-void Endpoint::run_target(const Target& target, rpc::Work& work, const CallValues& values) {
+void PythonEndpoint::run_target(const Target& target, rpc::Work& work, const CallValues& values) {
   bool has_run = false;
   try {
     nb::object result = target.kind == Target::Kind::native ? run_native(target, work, values)
@@ -216,7 +216,8 @@ void Endpoint::run_target(const Target& target, rpc::Work& work, const CallValue
 /// Runs a function and returns its result, or an invalid object for a deferred answer. A native function may return a
 /// coroutine or a Future; a function of torch's interface may only if marked as asynchronous. Throws the function's
 /// exception.
-nb::object Endpoint::run_function(const Target& target, const rpc::Work& work, const CallValues& values) {
+nb::object PythonEndpoint::run_function(const Target& target, const rpc::Work& work,
+                                        const CallValues& values) {
   const auto finish = [&](const char* how, nb::handle given) {
     const nb::object told = call_python([&] {
       return nb::object(
@@ -235,7 +236,7 @@ nb::object Endpoint::run_function(const Target& target, const rpc::Work& work, c
 }
 
 /// Sends an answer. Throws the exceptions of writing the result.
-void Endpoint::answer(rpc::Member& to, std::uint64_t call, nb::handle result, Deadline deadline) {
+void PythonEndpoint::answer(rpc::Member& to, std::uint64_t call, nb::handle result, Deadline deadline) {
   if (to.number() == node_->number()) {
     const rpc::CallRef own = node_->find_call(call);
     if (!own) return;  // the caller has given up
@@ -270,8 +271,8 @@ void Endpoint::answer(rpc::Member& to, std::uint64_t call, nb::handle result, De
   giving.sent();
 }
 
-void Endpoint::fail(std::uint32_t to, std::uint64_t call, nb::handle kind, const std::string& text,
-                    const std::string& code) {
+void PythonEndpoint::fail(std::uint32_t to, std::uint64_t call, nb::handle kind, const std::string& text,
+                          const std::string& code) {
   rpc::Member& caller = member(to);
   Giving giving(agent_, caller, true);
   Message message = rpc::encode_failure(code_named(code), text);

@@ -30,13 +30,13 @@ namespace onecopy::python {
 /// native interface, and ".verb" for calls between the agents. Its body is (arguments, keyword arguments).
 ///
 /// Thread safety: the GIL, which is released while a thread waits.
-class Endpoint {
+class PythonEndpoint {
  public:
   /// `transport` is the transport to other hosts; see rpc::NodeOptions.
-  Endpoint(nb::object agent, Hooks hooks, const std::string& name, std::uint32_t number,
-           const std::string& transport);
-  ~Endpoint();
-  Endpoint& operator=(Endpoint&&) = delete;
+  PythonEndpoint(nb::object agent, Hooks hooks, const std::string& name, std::uint32_t number,
+                 const std::string& transport);
+  ~PythonEndpoint();
+  PythonEndpoint& operator=(PythonEndpoint&&) = delete;
 
   rpc::Node& node() noexcept { return *node_; }
 
