@@ -31,12 +31,12 @@ Outbox::Position Outbox::put(Message&& message) {
 }
 
 bool Outbox::has_room(Position position) const noexcept {
-  return queue(position).sent.load() + Room::kMaxBytes >= position.end || is_over_.load();
+  return queue(position).sent.load() + SendWindow::kMaxBytes >= position.end || is_over_.load();
 }
 
 void Outbox::give_up() noexcept {
   is_over_ = true;
-  room_.tell_waiters();
+  window_.tell_waiters();
 }
 
 Outbox::Item* Outbox::find(Position position) {

@@ -125,7 +125,7 @@ void TlsLink::pump() noexcept {
       const LockGuard lock(streaming_, std::adopt_lock);
       progress = send_some(false);
     }
-    outbox_.room().tell_waiters();
+    outbox_.window().tell_waiters();
     if (progress == Progress::interrupted) look_again();
     if (progress != Progress::done || outbox_.is_empty()) return;
   }
@@ -160,7 +160,7 @@ TlsLink::Progress TlsLink::send_records(bool is_beat) {
 
 void TlsLink::receive(Inbox::Arrived& arrived) {
   stream_->begin_turn();
-  while (const std::size_t got = stream_->read(inbox_.room())) {
+  while (const std::size_t got = stream_->read(inbox_.window())) {
     heard_ns_.store(now_ns(), std::memory_order_relaxed);
     inbox_.take(got, arrived);
   }
@@ -183,7 +183,7 @@ Inbox::Arrived TlsLink::turn() noexcept {
     }
     if (const Progress sent = send_some(false); progress == Progress::done) progress = sent;
   }
-  outbox_.room().tell_waiters();
+  outbox_.window().tell_waiters();
   if (progress == Progress::interrupted) look_again();
   else if (progress == Progress::done && !outbox_.is_empty()) pump();
   return arrived;

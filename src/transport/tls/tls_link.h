@@ -14,7 +14,7 @@
 #include "onecopy/device/stream.h"
 #include "os/deadline.h"
 #include "os/mutex.h"
-#include "transport/room.h"
+#include "transport/send_window.h"
 #include "transport/tls/parcel.h"
 #include "transport/tls/tls_stream.h"
 
@@ -47,13 +47,13 @@ class Outbox {
   bool fits_one_record(Position position) const noexcept {
     return position.is_small && position.end - small_.sent.load() < TlsStream::kMaxRecordBytes;
   }
-  /// Waits until at most Room::kMaxBytes up to the position wait for the connection, or until give_up(). Returns false
+  /// Waits until at most SendWindow::kMaxBytes up to the position wait for the connection, or until give_up(). Returns false
   /// after `until`.
   bool wait_for_room(Position position, Deadline until) {
-    return room_.wait([&] { return has_room(position); }, until);
+    return window_.wait([&] { return has_room(position); }, until);
   }
   /// Returns the threads in wait_for_room(), which must be told of a record that was sent.
-  Room& room() noexcept { return room_; }
+  SendWindow& window() noexcept { return window_; }
   /// Notes that the connection is over, and wakes all threads that wait for room.
   void give_up() noexcept;
 
@@ -95,7 +95,7 @@ class Outbox {
   std::atomic<std::size_t> waiting_{0};  ///< items that have not been taken entirely
   /// The items that wait in the queue of large messages.
   std::atomic<std::size_t> large_waiting_{0};
-  Room room_;  ///< changes with `sent` and is_over_
+  SendWindow window_;  ///< changes with `sent` and is_over_
   std::atomic<bool> is_over_{false};
 
   // Only the thread that has the stream uses the following members.
@@ -122,8 +122,8 @@ class Inbox {
       : assembly_(max_bytes), whole_(max_bytes), has_hello_(has_hello) {}
 
   /// Returns the memory for the next bytes.
-  std::span<std::byte> room() noexcept;
-  /// Takes bytes that were written into room(). Throws protocol.
+  std::span<std::byte> window() noexcept;
+  /// Takes bytes that were written into window(). Throws protocol.
   void take(std::size_t bytes, Arrived& arrived);
 
  private:
@@ -179,7 +179,7 @@ class TlsLink {
   /// socket has taken.
   bool has_arrived() const noexcept;
   bool has_sent_all() const noexcept { return outbox_.is_empty() && !has_unsent_.load(); }
-  int waiters() noexcept { return outbox_.room().waiters(); }
+  int waiters() noexcept { return outbox_.window().waiters(); }
   /// Returns for how long the other host has acknowledged nothing, although it should have; 0 if all is acknowledged.
   std::chrono::milliseconds unanswered() const noexcept;
   /// Returns for how long the other side has sent nothing. Members send something each second.

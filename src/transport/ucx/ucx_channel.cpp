@@ -84,13 +84,15 @@ bool UcxChannel::has_lane_for_cards() {
 }
 
 void UcxChannel::put(Message message, Stream stream, Deadline deadline) {
-  constexpr auto comes_apart = [](const Tensor& tensor) { return is_apart(tensor); };
-  const Message sent = outgoing(std::move(message), stream, takes_cards_ ? +comes_apart : nullptr);
+  constexpr auto is_separate = [](const Tensor& tensor) { return is_sent_separately(tensor); };
+  const Message sent = outgoing(std::move(message), stream, takes_cards_ ? +is_separate : nullptr);
   Bytes first_piece = encode_first_piece(sent);
   const bool is_small =
-      first_piece.size() <= kMaxSmallBytes && std::ranges::none_of(sent.tensors, comes_apart);
-  const auto has_room = [&] { return under_way(is_small).load() < Room::kMaxBytes || is_over_.load(); };
-  if (!room_.wait(has_room, deadline)) throw_no_room();
+      first_piece.size() <= kMaxSmallBytes && std::ranges::none_of(sent.tensors, is_separate);
+  const auto has_room = [&] {
+    return under_way(is_small).load() < SendWindow::kMaxBytes || is_over_.load();
+  };
+  if (!window_.wait(has_room, deadline)) throw_no_room();
   post_all(std::move(first_piece), sent.tensors, is_small);
 }
 
@@ -104,7 +106,7 @@ bool UcxChannel::post_all(Bytes&& first_piece, const std::vector<Tensor>& tensor
     post(
         std::make_unique<Sending>(Sending{shared_from_this(), head, std::move(first_piece), {}, is_small}));
     for (std::uint32_t i = 0; i < tensors.size(); ++i) {
-      if (!is_apart(tensors[i])) continue;
+      if (!is_sent_separately(tensors[i])) continue;
       large_ += tensors[i].layout().extent_bytes();
       unsent_.push_back({{their_session_, sent_, i + 1, 0}, tensors[i]});
     }
@@ -154,7 +156,7 @@ void UcxChannel::finish(Sending& sending) noexcept {
   channel.worker_.using_.assert_held();
   channel.parts_under_way_ -= sending.is_part() ? 1 : 0;
   channel.under_way(sending.is_small) -= sending.size();
-  channel.room_.tell_waiters();
+  channel.window_.tell_waiters();
 }
 
 void UcxChannel::sent(void* request, ucx::ucs_status_t status, void* sending) NO_THREAD_SAFETY_ANALYSIS {
@@ -193,7 +195,7 @@ void UcxChannel::handle(std::vector<UcxInbox::Arrived>&& arrived) {
 
 void UcxChannel::fail() noexcept {
   if (!is_over_.exchange(true) && handlers_.failed) handlers_.failed();
-  room_.tell_waiters();
+  window_.tell_waiters();
 }
 
 void UcxChannel::close() noexcept {
@@ -208,7 +210,7 @@ void UcxChannel::close() noexcept {
     if (endpoint_) ucx::close(worker_.library_, std::exchange(endpoint_, nullptr));
     worker_.wake();
   }
-  room_.tell_waiters();
+  window_.tell_waiters();
 }
 
 }  // namespace onecopy::transport

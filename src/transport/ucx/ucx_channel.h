@@ -10,7 +10,7 @@
 #include "os/deadline.h"
 #include "os/mutex.h"
 #include "transport/fabric.h"
-#include "transport/room.h"
+#include "transport/send_window.h"
 #include "transport/ucx/ucx_worker.h"
 
 namespace onecopy::transport {
@@ -75,7 +75,7 @@ class UcxChannel final : public FabricChannel, public std::enable_shared_from_th
   std::atomic<std::uint64_t> small_{0}, large_{0};  ///< bytes under way
   std::atomic<bool> is_over_{false}, has_failed_{false}, has_answer_{false}, is_closed_{false};
   std::atomic<bool> takes_cards_{false};
-  Room room_;
+  SendWindow window_;
 };
 
 }  // namespace onecopy::transport

@@ -20,7 +20,7 @@ Bytes encode_first_piece(const Message& message) {
   Bytes out = encode_beginning(message);
   append_bytes(out, message.data);
   for (const Tensor& tensor : message.tensors)
-    if (!is_apart(tensor)) append_bytes(out, bytes_of(tensor));
+    if (!is_sent_separately(tensor)) append_bytes(out, bytes_of(tensor));
   return out;
 }
 
@@ -36,10 +36,10 @@ void UcxInbox::begin(std::uint64_t number, ByteSpan first_piece, bool takes_card
   Message& message = incoming.what.message;
   message.tag = beginning.tag;
   for (const Row& row : beginning.rows) {
-    const bool comes_apart = is_apart(row.layout.extent_bytes());
-    const ArrivingTensor& tensor = incoming.tensors.emplace_back(row, takes_cards && comes_apart);
+    const bool is_separate = is_sent_separately(row.layout.extent_bytes());
+    const ArrivingTensor& tensor = incoming.tensors.emplace_back(row, takes_cards && is_separate);
     message.tensors.push_back(tensor.tensor());
-    incoming.apart.push_back(comes_apart ? tensor.bytes() : 0);
+    incoming.apart.push_back(is_separate ? tensor.bytes() : 0);
     incoming.missing += incoming.apart.back();
   }
   const ByteSpan data = cut_bytes(first_piece, beginning.data_bytes);

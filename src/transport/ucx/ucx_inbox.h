@@ -28,8 +28,10 @@ struct UcxHead {
 static_assert(sizeof(UcxHead) == 24);
 
 /// Returns whether a tensor of so many bytes is sent apart from the beginning of its message.
-constexpr bool is_apart(std::uint64_t bytes) noexcept { return bytes > (8 << 10); }
-inline bool is_apart(const Tensor& tensor) noexcept { return is_apart(tensor.layout().extent_bytes()); }
+constexpr bool is_sent_separately(std::uint64_t bytes) noexcept { return bytes > (8 << 10); }
+inline bool is_sent_separately(const Tensor& tensor) noexcept {
+  return is_sent_separately(tensor.layout().extent_bytes());
+}
 /// Returns the first piece of a message: its beginning, its plain bytes, and the bytes of the tensors that are not sent
 /// apart. docs/design/formats/rpc-stream-v1.md describes it.
 Bytes encode_first_piece(const Message& message);

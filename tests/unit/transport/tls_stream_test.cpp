@@ -121,7 +121,7 @@ class RecordsOnTheWay : public ::testing::Test {
   }
   void receive() {
     receiver_->stream->begin_turn();
-    while (const std::size_t got = receiver_->stream->read(inbox_->room())) inbox_->take(got, arrived_);
+    while (const std::size_t got = receiver_->stream->read(inbox_->window())) inbox_->take(got, arrived_);
   }
   void deliver(ByteSpan bytes) {
     constexpr std::size_t kPart = 64 << 10;
@@ -325,7 +325,7 @@ void give(Inbox& inbox, FrameKind kind, ByteSpan payload) {
   Inbox::Arrived arrived;
   const auto add = [&](ByteSpan bytes) {
     while (!bytes.empty()) {
-      const auto room = inbox.room();
+      const auto room = inbox.window();
       const std::size_t part = std::min(room.size(), bytes.size());
       std::copy_n(bytes.begin(), part, room.begin());
       inbox.take(part, arrived);

@@ -12,7 +12,7 @@ namespace onecopy::transport {
 
 /// The threads that wait until a connection to another host has room for their messages.
 /// Thread safety: all members may be called concurrently.
-class Room {
+class SendWindow {
  public:
   /// The bytes under way, of small and of large messages each, above which a sender waits.
   static constexpr std::uint64_t kMaxBytes = 16 << 20;
