@@ -217,7 +217,7 @@ class Peers {
   /// The right of one thread to connect to a process.
   class SingleFlight;
   /// Returns the place of a process among the known peers, which it may share with another.
-  std::atomic<Peer*>& known_of(const ProcessId& id) noexcept { return known_[id[0]]; }
+  std::atomic<Peer*>& known_of(const ProcessId& id) noexcept { return peers_by_first_byte_[id[0]]; }
   PeerRef try_attach(Dial call, const std::optional<SegmentRequest>& wanted);
   PeerRef add(PeerRef peer);
   /// Checks which owners that hung up are gone. Returns true if it must be called again soon. Watch thread.
@@ -231,12 +231,13 @@ class Peers {
   SegmentRetention& retention_;
   const Wakeup contact_;
   mutable Mutex mutex_;
-  Mutex turns_;  ///< before mutex_
-  Condition turn_ended_;
-  std::set<ProcessId> in_turn_ GUARDED_BY(turns_);  ///< processes to which a thread is connecting
+  Mutex connecting_mutex_;  ///< before mutex_
+  Condition connecting_ended_;
+  std::set<ProcessId> connecting_
+      GUARDED_BY(connecting_mutex_);  ///< processes to which a thread is connecting
   std::map<ProcessId, PeerRef> by_process_ GUARDED_BY(mutex_);
-  /// The peers of by_process_ that readers find without a lock; written under mutex_.
-  std::array<std::atomic<Peer*>, 256> known_{};
+  /// The peers of by_process_ that readers find without a lock, by the first byte of the id; written under mutex_.
+  std::array<std::atomic<Peer*>, 256> peers_by_first_byte_{};
   List open_ GUARDED_BY(mutex_);
   List closed_ GUARDED_BY(mutex_);  ///< closed peers, which callers may still reference
   std::map<ProcessId, ForeignTimeline*> timelines_

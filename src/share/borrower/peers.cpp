@@ -51,9 +51,9 @@ class Peers::SingleFlight {
  public:
   SingleFlight(Peers& peers, const ProcessId& process) : peers_(peers), process_(process) {
     const auto deadline = Clock::now() + reply_timeout();
-    const LockGuard lock(peers_.turns_);
-    for (bool is_early = true; !peers_.in_turn_.insert(process_).second;
-         is_early = peers_.turn_ended_.wait_until(peers_.turns_, deadline))
+    const LockGuard lock(peers_.connecting_mutex_);
+    for (bool is_early = true; !peers_.connecting_.insert(process_).second;
+         is_early = peers_.connecting_ended_.wait_until(peers_.connecting_mutex_, deadline))
       if (!is_early)
         throw Error(ErrorCode::timeout,
                     "another thread is connecting to that process, and has had no answer yet; it may be "
@@ -61,10 +61,10 @@ class Peers::SingleFlight {
   }
   ~SingleFlight() {
     {
-      const LockGuard lock(peers_.turns_);
-      peers_.in_turn_.erase(process_);
+      const LockGuard lock(peers_.connecting_mutex_);
+      peers_.connecting_.erase(process_);
     }
-    peers_.turn_ended_.notify_all();
+    peers_.connecting_ended_.notify_all();
   }
   SingleFlight& operator=(SingleFlight&&) = delete;
 
@@ -84,7 +84,7 @@ Peers::PeerRef Peers::connect(const ProcessId& process, std::optional<SegmentReq
   };
   if (PeerRef peer = live()) return peer;
   const DeadlineScope in_all(Clock::now() + reply_timeout());
-  const SingleFlight turn(*this, process);
+  const SingleFlight connecting(*this, process);
   if (PeerRef peer = live()) return peer;
   const PeerRef known = find(process);
   if (known && known->process().has_ended())  // another process may listen under its name
@@ -130,7 +130,7 @@ Peers::PeerRef Peers::add(PeerRef peer) {
 }
 
 Peers::PeerRef Peers::freeze(const ProcessId& owner, HeldSegment held, const SegmentRequest& wanted) {
-  const SingleFlight turn(*this, owner);
+  const SingleFlight connecting(*this, owner);
   if (PeerRef peer = find_open(owner)) return peer;
   PeerRef frozen = Peer::frozen(owner, public_name(owner), std::move(held.table));
   frozen->blocks().segments().map(wanted, std::move(held.memory));
@@ -149,7 +149,7 @@ Peers::PeerRef Peers::find_open(const ProcessId& process) const {
   return peer && !peer->is_closed() ? peer : nullptr;
 }
 
-/// Takes no lock. A guard keeps the peer until the claim does, since a peer leaves `known_` before destroy_forgotten()
+/// Takes no lock. A guard keeps the peer until the claim does, since a peer leaves `peers_by_first_byte_` before destroy_forgotten()
 /// looks for readers.
 std::pair<BorrowedBlocks*, BlockRef> Peers::try_claim(const HandleFields& handle) noexcept {
   const std::atomic<Peer*>& known = known_of(handle.owner);
