@@ -17,7 +17,7 @@
 namespace onecopy {
 namespace {
 
-bool is_news(const Packet& packet) {
+bool is_unsolicited(const Packet& packet) {
   const wire::Type type = wire::type_of(packet.bytes);
   return type == wire::Type::retire || type == wire::Type::retain_mine;
 }
@@ -28,16 +28,16 @@ BrokerClient::BrokerClient(UnixSocket socket, int pid)
     : pid_(pid), socket_(std::move(socket)), is_over_(!socket_) {}
 
 /// The right to ask, which one thread at a time has. A fork does not wait for the answer; in the child no thread asks.
-class BrokerClient::Turn {
+class BrokerClient::RightToAsk {
  public:
-  explicit Turn(BrokerClient& conversation) noexcept : asking_(conversation.asking_) {
+  explicit RightToAsk(BrokerClient& conversation) noexcept : asking_(conversation.asking_) {
     while (asking_.exchange(1) != 0) asking_.wait(1);
   }
-  ~Turn() {
+  ~RightToAsk() {
     asking_ = 0;
     asking_.notify_one();
   }
-  Turn& operator=(Turn&&) = delete;
+  RightToAsk& operator=(RightToAsk&&) = delete;
 
  private:
   std::atomic<int>& asking_;
@@ -84,7 +84,7 @@ Packet BrokerClient::request(Bytes question, wire::Type answer, std::span<const 
                              WhenSilent when_silent) {
   Packet packet;
   try {
-    const Turn turn(*this);
+    const RightToAsk right(*this);
     {
       const LockGuard lock(mutex_);
       if (is_over_) throw Error(ErrorCode::peer_died, "that process is gone");
@@ -105,9 +105,9 @@ Packet BrokerClient::request(Bytes question, wire::Type answer, std::span<const 
 }
 
 void BrokerClient::request_all(std::vector<Bytes> questions, std::size_t ahead,
-                               const std::function<void(std::size_t, Packet)>& hear) {
+                               const std::function<void(std::size_t, Packet)>& take) {
   try {
-    const Turn turn(*this);
+    const RightToAsk right(*this);
     describe_timeout([&] {
       std::size_t asked = 0;
       for (std::size_t heard = 0; heard < questions.size(); ++heard) {
@@ -115,7 +115,7 @@ void BrokerClient::request_all(std::vector<Bytes> questions, std::size_t ahead,
           number_while_open(questions[asked]);
           send_question(questions[asked], {});
         }
-        hear(heard, receive_answer(peer::serial_of(questions[heard])));
+        take(heard, receive_answer(peer::serial_of(questions[heard])));
       }
     });
   } catch (const Error&) {
@@ -182,13 +182,13 @@ void BrokerClient::fall_silent(std::chrono::milliseconds patience) {
   throw_error(ErrorCode::timeout, "it sent nothing within {} ms", patience.count());
 }
 
-/// Returns the next packet that is not news, or nothing if there is none.
+/// Returns the next packet that is an answer, or nothing if there is none.
 std::optional<Packet> BrokerClient::try_receive() {
   const LockGuard lock(mutex_);
   while (auto packet = socket_.try_receive()) {
     is_silent_ = false;
-    if (!is_news(*packet)) return packet;
-    on_news(std::move(*packet));
+    if (!is_unsolicited(*packet)) return packet;
+    on_unsolicited(std::move(*packet));
   }
   return {};
 }
@@ -211,14 +211,14 @@ void BrokerClient::rearm() {
 void BrokerClient::on_readable() {
   if (!mutex_.try_lock()) return;  // as below
   const LockGuard lock(mutex_, std::adopt_lock);
-  if (asking_ == 0 && !is_over_) take_news();  // if a thread asks, that thread rearms the watch
+  if (asking_ == 0 && !is_over_) receive_unsolicited();  // if a thread asks, that thread rearms the watch
 }
 
-void BrokerClient::take_news() {
+void BrokerClient::receive_unsolicited() {
   try {
     while (auto packet = socket_.try_receive()) {
       is_silent_ = false;
-      if (is_news(*packet)) on_news(std::move(*packet));
+      if (is_unsolicited(*packet)) on_unsolicited(std::move(*packet));
       else if (peer::serial_of(packet->bytes) == 0)
         throw Error(ErrorCode::protocol, "an owner sent something it was not asked for");
     }
@@ -236,7 +236,7 @@ bool BrokerClient::try_end() {
   const LockGuard reading(mutex_, std::adopt_lock);
   if (asking_ != 0) return false;
   try {
-    if (!is_over_) take_news();
+    if (!is_over_) receive_unsolicited();
   } catch (const Error& e) {
     log_warning("process {} has ended: {}", pid_, e.what());
   }

@@ -61,20 +61,20 @@ class EarlyDial {
 };
 
 /// A connection to another process's broker: questions with their answers, one at a time, and notices that need no
-/// answer. Packets that the broker sends unasked are called news. A thread that waits for an answer handles news, too;
-/// otherwise the watch thread does.
+/// answer. A thread that waits for an answer also handles the packets that the broker sends unasked; otherwise the watch
+/// thread does.
 ///
 /// A connection is over when the broker closes it or the broker's process is gone, and does not begin again.
 ///
-/// Thread safety: all members may be called concurrently, except during the introduction and around a fork. on_news
-/// runs with the lock for reading held. on_news must not ask, and takes only locks that no asking thread holds.
+/// Thread safety: all members may be called concurrently, except during the introduction and around a fork. on_unsolicited
+/// runs with the lock for reading held. on_unsolicited must not ask, and takes only locks that no asking thread holds.
 class BrokerClient {
  public:
   /// Constructs a connection, which is over from the start if there is no socket. `pid` appears in error messages.
   BrokerClient(UnixSocket socket, int pid);
 
-  /// Handles news. REQUIRES: set before the first packet is read.
-  std::function<void(Packet)> on_news;
+  /// Handles a packet that is no answer. REQUIRES: set before the first packet is read.
+  std::function<void(Packet)> on_unsolicited;
   /// Runs on the watch thread when the connection has ended.
   std::function<void()> on_end;
 
@@ -85,7 +85,7 @@ class BrokerClient {
   Packet receive();
   Packet receive_answer();
 
-  /// Lets the watch thread handle news.
+  /// Lets the watch thread handle packets that are no answers.
   void watch(EventLoop& loop);
   enum class WhenSilent : std::uint8_t { wait, leave };
   /// Returns the answer, which is of type `answer`. Throws the broker's refusal, peer_died, timeout. If the caller
@@ -93,10 +93,10 @@ class BrokerClient {
   Packet request(Bytes question, wire::Type answer, std::span<const int> fds = {},
                  WhenSilent when_silent = WhenSilent::wait);
   /// Asks several questions, `ahead` of them before the first is answered. So few must be ahead that their answers fit
-  /// into the socket unread. `hear` gets each answer or refusal in order, while the broker works on the next; it must
+  /// into the socket unread. `take` gets each answer or refusal in order, while the broker works on the next; it must
   /// neither ask nor throw. Throws peer_died and timeout, after which the remaining answers are dropped.
   void request_all(std::vector<Bytes> questions, std::size_t ahead,
-                   const std::function<void(std::size_t, Packet)>& hear);
+                   const std::function<void(std::size_t, Packet)>& take);
   /// Returns whether the broker let a question wait too long and has sent nothing since.
   bool is_silent() const noexcept { return is_silent_; }
   /// Sends a notice that needs no answer, without waiting. Returns false if the broker does not read or is gone.
@@ -130,7 +130,7 @@ class BrokerClient {
   void go_on_in_child(UnixSocket socket) noexcept;
 
  private:
-  class Turn;
+  class RightToAsk;
 
   template <class F>
   auto describe_timeout(F&& f);
@@ -145,7 +145,7 @@ class BrokerClient {
   Packet receive_answer(std::uint32_t serial);
   void rearm();
   void on_readable();
-  void take_news() REQUIRES(mutex_);
+  void receive_unsolicited() REQUIRES(mutex_);
 
   const int pid_;
   Mutex mutex_;          ///< held while the socket is read; never while the broker is waited for
@@ -153,7 +153,7 @@ class BrokerClient {
   UnixSocket socket_;
   std::atomic<bool> is_over_;
   std::atomic<bool> is_silent_{false};
-  std::atomic<int> asking_{0};     ///< 1 while a thread asks, which then hears the news as well
+  std::atomic<int> asking_{0};     ///< 1 while a thread asks, which then handles other packets as well
   std::uint32_t last_serial_ = 0;  ///< the number of the last question, whose answer is awaited
   EventLoop* loop_ = nullptr;
 };

@@ -14,7 +14,7 @@
 namespace onecopy {
 Peer::Peer(const ProcessId& owner, std::string name, UnixSocket socket, int pid, ProcessWatch watch)
     : process_(owner, std::move(name), pid, std::move(watch)), broker_(std::move(socket), pid) {
-  broker_.on_news = [this](Packet packet) { take_news(std::move(packet)); };
+  broker_.on_unsolicited = [this](Packet packet) { handle_unsolicited(std::move(packet)); };
 }
 
 std::shared_ptr<Peer> Peer::make(Peer* made) {

@@ -127,7 +127,7 @@ class Peer final : public std::enable_shared_from_this<Peer> {
   bool ask_owner(std::uint32_t block, std::uint64_t generation, std::optional<Error>& silence) noexcept;
   bool wait_until_frozen() noexcept;
   bool uses_devices() noexcept;
-  void take_news(Packet packet);
+  void handle_unsolicited(Packet packet);
   void retain_for_owner(Packet packet);
   bool end();
   void close_descriptors() noexcept;

@@ -126,7 +126,7 @@ ForeignTimeline& Peer::timeline() {
   return *timeline_;
 }
 
-void Peer::take_news(Packet packet) {
+void Peer::handle_unsolicited(Packet packet) {
   if (wire::type_of(packet.bytes) == wire::Type::retain_mine) return retain_for_owner(std::move(packet));
   const std::uint32_t segment = wire::unpack<wire::Retire>(packet.bytes).segment;
   blocks_.segments().retire(segment);

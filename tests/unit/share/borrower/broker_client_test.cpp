@@ -32,7 +32,7 @@ Bytes retired(std::uint32_t segment) { return wire::pack(wire::Retire{segment});
 class BrokerClientTest : public ::testing::Test {
  protected:
   BrokerClientTest() {
-    conversation.on_news = [this](const Packet& packet) {
+    conversation.on_unsolicited = [this](const Packet& packet) {
       last_retired = wire::unpack<wire::Retire>(packet.bytes).segment;
     };
   }
