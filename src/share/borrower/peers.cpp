@@ -149,8 +149,8 @@ Peers::PeerRef Peers::find_open(const ProcessId& process) const {
   return peer && !peer->is_closed() ? peer : nullptr;
 }
 
-/// Takes no lock. A guard keeps the peer until the claim does, since a peer leaves `peers_by_first_byte_` before destroy_forgotten()
-/// looks for readers.
+/// Takes no lock. A guard keeps the peer until the claim does, since a peer leaves `peers_by_first_byte_` before
+/// destroy_forgotten() looks for readers.
 std::pair<BorrowedBlocks*, BlockRef> Peers::try_claim(const HandleFields& handle) noexcept {
   const std::atomic<Peer*>& known = known_of(handle.owner);
   Peer* const peer = known.load();
