@@ -12,13 +12,13 @@ namespace {
 constexpr std::size_t kUsual = 160;  ///< the size of most calls in bytes, with their tail
 
 /// Records the tensors as sent within `autograd`.
-void record_sent(nb::handle autograd, const std::vector<nb::object>& sent, Giving& giving, Message& message,
-                 rpc::CallContext& context) {
+void record_sent(nb::handle autograd, const std::vector<nb::object>& sent, OutgoingRefs& outgoing,
+                 Message& message, rpc::CallContext& context) {
   add_context(autograd, context);
   nb::object record = call_python(
-      [&] { return nb::object(autograd.attr("record_sent")(list_of(sent), giving.receiver())); });
+      [&] { return nb::object(autograd.attr("record_sent")(list_of(sent), outgoing.receiver())); });
   if (record.is_none()) return;
-  giving.record(nb::borrow(autograd), record);
+  outgoing.record(nb::borrow(autograd), record);
   context.parts |= rpc::CallContext::kRecord;
   context.record = nb::cast<std::uint64_t>(nb::object(record[0]));
   context.mark_bytes = static_cast<std::uint32_t>((sent.size() + 7) / 8);
@@ -96,7 +96,7 @@ nb::object reference_of(const rpc::CallContext& context) {
   return nb::make_tuple(context.result.member, context.result.number);
 }
 
-Message encode_body(nb::handle value, const Hooks& hooks, const Receiver& receiver, Giving& giving,
+Message encode_body(nb::handle value, const Hooks& hooks, const Receiver& receiver, OutgoingRefs& outgoing,
                     nb::handle autograd, rpc::CallContext& context) {
   Message message;
   message.data.reserve(kUsual);
@@ -109,18 +109,19 @@ Message encode_body(nb::handle value, const Hooks& hooks, const Receiver& receiv
                         .counts = &counts};
   if (!autograd.is_none()) options.sent = &sent;
   call_python([&] { return encode_value(value.ptr(), message, options); });
-  if (!autograd.is_none()) record_sent(autograd, sent, giving, message, context);
+  if (!autograd.is_none()) record_sent(autograd, sent, outgoing, message, context);
   message.tag = tag_of(BodyForm::value);
   if (!receiver.devices.numbers_agree && !receiver.devices.cards.empty())
     add_cards(message, receiver.devices);
-  giving.count(rpc::Route::inlined, counts.inlined);
-  giving.count(rpc::Route::copy, counts.copied);
+  outgoing.count(rpc::Route::inlined, counts.inlined);
+  outgoing.count(rpc::Route::copy, counts.copied);
   return message;
 }
 
-Message encode_body(nb::handle value, const Hooks& hooks, const Receiver& receiver, Giving& giving) {
+Message encode_body(nb::handle value, const Hooks& hooks, const Receiver& receiver,
+                    OutgoingRefs& outgoing) {
   rpc::CallContext none;
-  return encode_body(value, hooks, receiver, giving, nb::none(), none);
+  return encode_body(value, hooks, receiver, outgoing, nb::none(), none);
 }
 
 bool encode_for_program(nb::handle value, Message& message, TensorCounts& counts) {
@@ -133,12 +134,12 @@ bool encode_for_program(nb::handle value, Message& message, TensorCounts& counts
   return true;
 }
 
-Message encode_for_program(nb::handle value, Giving& giving) {
+Message encode_for_program(nb::handle value, OutgoingRefs& outgoing) {
   Message message;
   TensorCounts counts;
   if (!encode_for_program(value, message, counts))
     throw nb::type_error("only plain values and tensors of the CPU cross to a program in C++");
-  giving.count(rpc::Route::copy, counts.copied);
+  outgoing.count(rpc::Route::copy, counts.copied);
   return message;
 }
 
@@ -158,7 +159,7 @@ void decode_body(Message&& message, const rpc::CallContext& context, const Hooks
     body.autograd = call_python(
         [&] { return nb::object(agent.attr("context")(context.autograd, sender, makes_context)); });
   if (has_stayed_here) return;
-  const Taking taking(agent, sender);
+  const IncomingMessage incoming(agent, sender);
   if (context.parts == 0 && message.tensors.empty()) {  // the usual case
     const DecodeOptions plain{
         .tensors = Tensors::are_copied, .classes = hooks.classes, .rebuild = hooks.rebuild};

@@ -8,9 +8,9 @@
 #include "binding/gil.h"
 #include "binding/module.h"
 #include "onecopy/channel/queue.h"
-#include "rpc/giving.h"
 #include "rpc/member.h"
 #include "rpc/message.h"
+#include "rpc/outgoing_refs.h"
 #include "rpc/value_codec.h"
 #include "value/values.h"
 
@@ -32,7 +32,7 @@ struct Hooks {
 
 /// Writes `value`. Records the tensors as sent in `autograd`, which is a context of distributed autograd or None, and
 /// adds that context and the record to `context`. Throws TypeError for a value that cannot be sent.
-Message encode_body(nb::handle value, const Hooks& hooks, const Receiver& receiver, Giving& giving,
+Message encode_body(nb::handle value, const Hooks& hooks, const Receiver& receiver, OutgoingRefs& outgoing,
                     nb::handle autograd, rpc::CallContext& context);
 /// Adds the id of the distributed autograd context `autograd` to `context`.
 void add_context(nb::handle autograd, rpc::CallContext& context);
@@ -43,12 +43,12 @@ constexpr std::uint32_t tag_of(BodyForm form) noexcept {
 /// Returns the reference that a call makes to its result, as (member, number), or None.
 nb::object reference_of(const rpc::CallContext& context);
 /// Writes a value outside of any context.
-Message encode_body(nb::handle value, const Hooks& hooks, const Receiver& receiver, Giving& giving);
+Message encode_body(nb::handle value, const Hooks& hooks, const Receiver& receiver, OutgoingRefs& outgoing);
 /// Writes a value for a program in C++, which takes plain values and tensors of the CPU. Returns false for any other
 /// value.
 bool encode_for_program(nb::handle value, Message& message, TensorCounts& counts);
 /// Writes a value for a program in C++. Throws TypeError for a value that such a program does not take.
-Message encode_for_program(nb::handle value, Giving& giving);
+Message encode_for_program(nb::handle value, OutgoingRefs& outgoing);
 
 /// A received value.
 struct Body {

@@ -143,7 +143,7 @@ void def_reports(nb::class_<PythonEndpoint>& endpoint) {
 }  // namespace
 
 void init_rpc(nb::module_& m) {
-  init_giving(m);
+  init_outgoing_refs(m);
   init_running_call(m);
   init_rpc_call(m);
   init_native_calls(m);

@@ -10,8 +10,8 @@
 
 #include "binding/module.h"
 #include "os/deadline.h"
-#include "rpc/giving.h"
 #include "rpc/message.h"
+#include "rpc/outgoing_refs.h"
 #include "rpc/times.h"
 
 namespace onecopy::python {

@@ -11,15 +11,15 @@
 
 namespace onecopy::python {
 
-class Giving;
+class OutgoingRefs;
 class RunningCall;
-class Taking;
+class IncomingMessage;
 
 /// The state of rpc in one thread. Thread safety: used by that thread, with the GIL held.
 struct ThreadState {
-  Giving* giving = nullptr;        ///< the innermost message that is being written
-  Taking* taking = nullptr;        ///< the innermost message that is being read
-  RunningCall* running = nullptr;  ///< the native call that the thread runs
+  OutgoingRefs* outgoing = nullptr;     ///< the innermost message that is being written
+  IncomingMessage* incoming = nullptr;  ///< the innermost message that is being read
+  RunningCall* running = nullptr;       ///< the native call that the thread runs
   PyObject* context =
       nullptr;  ///< the context of distributed autograd, which the thread leaves before it ends
 
@@ -32,22 +32,22 @@ ThreadState& this_thread() noexcept;
 
 /// The references, the moved tensors and the record of autograd of one message, gathered while Python functions reduce its
 /// values. Either sent() or take_back() ends it.
-/// Thread safety: used by one thread, with the GIL held. The innermost Giving of a thread is the current one.
-class Giving {
+/// Thread safety: used by one thread, with the GIL held. The innermost OutgoingRefs of a thread is the current one.
+class OutgoingRefs {
  public:
-  Giving(nb::handle agent, rpc::Member& receiver, bool is_result) noexcept
+  OutgoingRefs(nb::handle agent, rpc::Member& receiver, bool is_result) noexcept
       : thread(this_thread()),
         agent_(agent),
         receiver_(receiver),
         is_result_(is_result),
-        outer_(std::exchange(thread.giving, this)) {}
-  Giving& operator=(Giving&&) = delete;
-  ~Giving() { thread.giving = outer_; }
+        outer_(std::exchange(thread.outgoing, this)) {}
+  OutgoingRefs& operator=(OutgoingRefs&&) = delete;
+  ~OutgoingRefs() { thread.outgoing = outer_; }
 
   ThreadState& thread;
 
   /// Throws RuntimeError outside of a message.
-  static Giving& current();
+  static OutgoingRefs& current();
 
   nb::object agent() const { return nb::borrow(agent_); }
   std::uint32_t receiver() const noexcept { return receiver_.number(); }
@@ -78,7 +78,7 @@ class Giving {
   const nb::handle agent_;
   rpc::Member& receiver_;
   const bool is_result_;
-  Giving* const outer_;
+  OutgoingRefs* const outer_;
   std::vector<std::pair<nb::object, nb::object>> references_;
   std::vector<nb::object> moved_;
   std::pair<nb::object, nb::object> recorded_;
@@ -88,15 +88,15 @@ class Giving {
 
 /// The sender of the message that is being read, for the Python functions that rebuild its values.
 /// Thread safety: used by one thread, with the GIL held.
-class Taking {
+class IncomingMessage {
  public:
-  Taking(nb::handle agent, std::uint32_t sender) noexcept
+  IncomingMessage(nb::handle agent, std::uint32_t sender) noexcept
       : thread_(this_thread()),
         agent_(agent),
         sender_(sender),
-        outer_(std::exchange(thread_.taking, this)) {}
-  Taking& operator=(Taking&&) = delete;
-  ~Taking() { thread_.taking = outer_; }
+        outer_(std::exchange(thread_.incoming, this)) {}
+  IncomingMessage& operator=(IncomingMessage&&) = delete;
+  ~IncomingMessage() { thread_.incoming = outer_; }
 
   /// Returns (agent, sender's number). Throws RuntimeError outside of a message.
   static nb::object current();
@@ -105,9 +105,9 @@ class Taking {
   ThreadState& thread_;
   const nb::handle agent_;
   const std::uint32_t sender_;
-  Taking* const outer_;
+  IncomingMessage* const outer_;
 };
 
-void init_giving(nb::module_& m);
+void init_outgoing_refs(nb::module_& m);
 
 }  // namespace onecopy::python

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "rpc/giving.h"
+#include "rpc/outgoing_refs.h"
 
 #include <nanobind/stl/string.h>
 
@@ -32,13 +32,13 @@ rpc::Route route_named(const std::string& name) {
 
 }  // namespace
 
-Giving& Giving::current() {
-  Giving* const current = this_thread().giving;
+OutgoingRefs& OutgoingRefs::current() {
+  OutgoingRefs* const current = this_thread().outgoing;
   if (!current) refuse_outside();
   return *current;
 }
 
-void Giving::sent() {
+void OutgoingRefs::sent() {
   if (has_tensors_)
     for (std::size_t i = 0; i < routes_.size(); ++i)
       receiver_.count(static_cast<rpc::Route>(i), routes_[i]);
@@ -48,7 +48,7 @@ void Giving::sent() {
   for (const nb::object& marked : std::exchange(moved_, {})) marked.attr("finish")();
 }
 
-void Giving::take_back() noexcept {
+void OutgoingRefs::take_back() noexcept {
   try {
     const std::pair recorded = std::exchange(recorded_, {});
     if (recorded.first.is_valid())
@@ -63,25 +63,25 @@ void Giving::take_back() noexcept {
   }
 }
 
-nb::object Taking::current() {
-  const Taking* const current = this_thread().taking;
+nb::object IncomingMessage::current() {
+  const IncomingMessage* const current = this_thread().incoming;
   if (!current) refuse_outside();
   return nb::make_tuple(current->agent_, current->sender_);
 }
 
-void init_giving(nb::module_& m) {
-  nb::class_<Giving>(m, "_RpcGiving",
-                     "What the message that is being written gives away; good until it is written.")
-      .def_prop_ro("agent", &Giving::agent)
-      .def_prop_ro("receiver", &Giving::receiver)
-      .def_prop_ro("is_result", &Giving::is_result)
-      .def("give", &Giving::give, nb::arg("reference"), nb::arg("fork"))
-      .def("move", &Giving::move, nb::arg("marked"))
+void init_outgoing_refs(nb::module_& m) {
+  nb::class_<OutgoingRefs>(m, "_RpcGiving",
+                           "What the message that is being written gives away; good until it is written.")
+      .def_prop_ro("agent", &OutgoingRefs::agent)
+      .def_prop_ro("receiver", &OutgoingRefs::receiver)
+      .def_prop_ro("is_result", &OutgoingRefs::is_result)
+      .def("give", &OutgoingRefs::give, nb::arg("reference"), nb::arg("fork"))
+      .def("move", &OutgoingRefs::move, nb::arg("marked"))
       .def(
-          "count", [](Giving& g, const std::string& route) { g.count(route_named(route), 1); },
+          "count", [](OutgoingRefs& g, const std::string& route) { g.count(route_named(route), 1); },
           nb::arg("route"));
-  m.def("_rpc_giving", &Giving::current, nb::rv_policy::reference);
-  m.def("_rpc_taking", &Taking::current,
+  m.def("_rpc_giving", &OutgoingRefs::current, nb::rv_policy::reference);
+  m.def("_rpc_taking", &IncomingMessage::current,
         "(agent, number of the sender) of the message that is being read.");
 }
 
