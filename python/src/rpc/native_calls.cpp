@@ -20,23 +20,23 @@ namespace onecopy::python {
 /// A native call of this process that has room, and is listed, timed and logged until it ends. The calls form a linked
 /// list.
 /// Thread safety: the GIL.
-class UnderWay {
+class PendingCall {
  public:
-  UnderWay(PythonEndpoint& endpoint, rpc::Member& to, const PythonEndpoint::Callee& callee, double seconds,
-           Deadline deadline)
+  PendingCall(PythonEndpoint& endpoint, rpc::Member& to, const PythonEndpoint::Callee& callee,
+              double seconds, Deadline deadline)
       : endpoint_(endpoint),
         to_(to),
         function_(public_name(callee.function->name())),
         times_(*callee.times),
         seconds_(seconds),
         deadline_(deadline),
-        next_(endpoint.under_way_) {
+        next_(endpoint.pending_calls_) {
     if (const RunningCall* const parent = RunningCall::current()) root_ = parent->root();
-    endpoint_.under_way_ = this;
+    endpoint_.pending_calls_ = this;
     if (next_) next_->before_ = this;
   }
-  UnderWay& operator=(UnderWay&&) = delete;
-  ~UnderWay() { leave(false); }
+  PendingCall& operator=(PendingCall&&) = delete;
+  ~PendingCall() { leave(false); }
 
   void wait_for_room() {
     endpoint_.limit.acquire(endpoint_.agent_, to_, deadline_);
@@ -51,7 +51,7 @@ class UnderWay {
     leave(is_answered);
     log(is_answered ? "answered" : "failed");
   }
-  UnderWay* next() const noexcept { return next_; }
+  PendingCall* next() const noexcept { return next_; }
   double seconds() const noexcept { return seconds_; }
   std::uint64_t number() const noexcept { return number_; }
   /// Returns the name in logs of the call and of the calls that its function makes.
@@ -67,7 +67,7 @@ class UnderWay {
  private:
   void leave(bool is_answered) noexcept {
     if (!std::exchange(is_listed_, false)) return;
-    (before_ ? before_->next_ : endpoint_.under_way_) = next_;
+    (before_ ? before_->next_ : endpoint_.pending_calls_) = next_;
     if (next_) next_->before_ = before_;
     times_.add(now_ns() - made_ns_, !is_answered);
     if (has_room_) endpoint_.limit.release(to_.number());
@@ -84,8 +84,8 @@ class UnderWay {
   Histogram& times_;
   const double seconds_;  ///< the timeout of the call
   const Deadline deadline_;
-  UnderWay* next_;
-  UnderWay* before_ = nullptr;
+  PendingCall* next_;
+  PendingCall* before_ = nullptr;
   std::optional<rpc::GroupId> root_;  ///< the first of the calls that led to this one
   std::uint64_t number_ = 0;
   bool has_room_ = false, is_listed_ = true;
@@ -122,7 +122,7 @@ nb::object PythonEndpoint::call_native(rpc::Member& to, nb::handle function, nb:
   const Callee& callee = this->callee(function, codec_of(to).is_program ? Naming::program : Naming::native);
   const auto [seconds, deadline] = native_deadline(timeout);
   const Request request = this->request(to, callee, function, args, kwargs, deadline);
-  UnderWay entry(*this, to, callee, seconds, deadline);
+  PendingCall entry(*this, to, callee, seconds, deadline);
   rpc::CallRef call;
   try {
     entry.wait_for_room();
@@ -150,7 +150,7 @@ nb::object PythonEndpoint::begin_native(nb::handle to, nb::handle function, nb::
   const auto [seconds, deadline] = native_deadline(timeout);
   Request request = this->request(member, callee, function, args, kwargs, deadline);
   request.future = future;
-  auto entry = std::make_unique<UnderWay>(*this, member, callee, seconds, deadline);
+  auto entry = std::make_unique<PendingCall>(*this, member, callee, seconds, deadline);
   entry->wait_for_room();
   entry->sent(send_for(request, seconds));
   return nb::cast(std::move(entry));
@@ -158,17 +158,17 @@ nb::object PythonEndpoint::begin_native(nb::handle to, nb::handle function, nb::
 
 nb::list PythonEndpoint::calls() const {
   nb::list found;
-  for (const UnderWay* one = under_way_; one; one = one->next()) found.append(one->describe());
+  for (const PendingCall* one = pending_calls_; one; one = one->next()) found.append(one->describe());
   found.extend(running.describe());
   return found;
 }
 
 void init_native_calls(nb::module_& m) {
-  nb::class_<UnderWay>(m, "_NativeCall", "A native call that is under way.")
-      .def_prop_ro("seconds", &UnderWay::seconds)
-      .def_prop_ro("number", &UnderWay::number)
-      .def_prop_ro("trace", &UnderWay::trace)
-      .def("end", &UnderWay::end, nb::arg("is_answered"));
+  nb::class_<PendingCall>(m, "_NativeCall", "A native call that is under way.")
+      .def_prop_ro("seconds", &PendingCall::seconds)
+      .def_prop_ro("number", &PendingCall::number)
+      .def_prop_ro("trace", &PendingCall::trace)
+      .def("end", &PendingCall::end, nb::arg("is_answered"));
 }
 
 /// Runs a native function. Throws the function's exception.

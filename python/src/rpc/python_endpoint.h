@@ -99,7 +99,7 @@ class PythonEndpoint {
   // native_calls.cpp
   /// Returns (seconds, deadline) of a new native call, which must end before the call that this thread runs.
   std::pair<double, Deadline> native_deadline(nb::handle timeout) const;
-  /// Starts a native call, whose outcome completes `future`. Returns the UnderWay of the call, which the future ends.
+  /// Starts a native call, whose outcome completes `future`. Returns the PendingCall of the call, which the future ends.
   nb::object begin_native(nb::handle to, nb::handle function, nb::handle args, nb::handle kwargs,
                           nb::handle timeout, nb::handle future, bool is_stream);
   /// Describes the native calls that this process makes and runs.
@@ -128,7 +128,7 @@ class PythonEndpoint {
   Histograms called, served_times;
 
  private:
-  friend class UnderWay;
+  friend class PendingCall;
 
   /// The way in which the callee finds a function.
   enum class Naming : std::uint8_t { torch, native, program, stream };
@@ -182,7 +182,7 @@ class PythonEndpoint {
                   nb::handle kwargs, Deadline deadline);
   Request verb_request(std::uint32_t to, std::string_view verb, nb::handle args, double seconds);
   rpc::CallRef send_gradients(std::uint32_t to, nb::handle args);
-  static rpc::CallContext surroundings_of(const Request& request, const RunningCall* parent);
+  static rpc::CallContext context_of(const Request& request, const RunningCall* parent);
   rpc::CallRef send(const Request& request);
   rpc::CallRef send_or_raise(const Request& request, double seconds);
   std::uint64_t send_for(const Request& request, double seconds);
@@ -220,7 +220,7 @@ class PythonEndpoint {
   std::unordered_map<std::uint32_t, PeerCodec> codecs_;
   std::array<Callees, 4> callees_;  ///< the callees by Naming; owns references to their keys
   nb::object is_logged_;
-  class UnderWay* under_way_ = nullptr;  ///< the native calls of this process
+  class PendingCall* pending_calls_ = nullptr;  ///< the native calls of this process
 };
 
 /// Returns the wire name of a function without the prefix of native calls and streams.
@@ -238,6 +238,6 @@ inline nb::object tuple_item(nb::handle tuple, Py_ssize_t at) {
 void init_native_calls(nb::module_& m);
 
 /// Returns (arguments, keyword arguments), with an empty tuple in place of None. Throws TypeError for other types.
-nb::object values_of_call(nb::handle args, nb::handle kwargs);
+nb::object pack_arguments(nb::handle args, nb::handle kwargs);
 
 }  // namespace onecopy::python

@@ -33,14 +33,14 @@ nb::object points_of(nb::handle agent, const std::vector<nb::object>& on_cards) 
 
 }  // namespace
 
-nb::object values_of_call(nb::handle args, nb::handle kwargs) {
+nb::object pack_arguments(nb::handle args, nb::handle kwargs) {
   const bool has_args = !args.is_none(), has_kwargs = !kwargs.is_none();
   if (has_args && !PyTuple_CheckExact(args.ptr()) && !PyList_CheckExact(args.ptr()))
-    return values_of_call(nb::tuple(args), kwargs);
+    return pack_arguments(nb::tuple(args), kwargs);
   if (has_kwargs && !PyDict_CheckExact(kwargs.ptr())) {
     nb::dict copy;
     copy.update(nb::borrow<nb::dict>(kwargs));
-    return values_of_call(args, copy);
+    return pack_arguments(args, copy);
   }
   nb::object given = has_args ? nb::borrow(args) : nb::object(nb::tuple());
   return nb::make_tuple(std::move(given), kwargs);
@@ -76,7 +76,7 @@ const PythonEndpoint::Callee& PythonEndpoint::callee(nb::handle function, Naming
 
 PythonEndpoint::Request PythonEndpoint::request(rpc::Member& to, const Callee& callee, nb::handle function,
                                                 nb::handle args, nb::handle kwargs, Deadline deadline) {
-  nb::object values = values_of_call(args, kwargs);
+  nb::object values = pack_arguments(args, kwargs);
   if (!callee.function)
     return {to, node_->functions().of(kApply),
             nb::make_tuple(nb::make_tuple(function, tuple_item(values, 0), kwargs), nb::none()), deadline};
@@ -88,7 +88,7 @@ PythonEndpoint::Request PythonEndpoint::request(rpc::Member& to, const Callee& c
 
 /// Returns the context of a call without the autograd part: the trace of the call that this thread runs, and the
 /// reference to the result.
-rpc::CallContext PythonEndpoint::surroundings_of(const Request& request, const RunningCall* parent) {
+rpc::CallContext PythonEndpoint::context_of(const Request& request, const RunningCall* parent) {
   rpc::CallContext context;
   if (parent) {
     context.parts |= rpc::CallContext::kTrace;
@@ -107,7 +107,7 @@ rpc::CallRef PythonEndpoint::send(const Request& request) {
   if (!to.out.load()) without_gil([&] { node_->connect(to, request.deadline); });
   OutgoingRefs outgoing(agent_, to, request.is_result);
   Message message;
-  rpc::CallContext context = surroundings_of(request, outgoing.thread.running);
+  rpc::CallContext context = context_of(request, outgoing.thread.running);
   rpc::CallRef call;
   nb::object arguments;
   const nb::object autograd = outgoing.thread.autograd();

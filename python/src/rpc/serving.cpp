@@ -15,20 +15,20 @@ namespace onecopy::python {
 namespace {
 
 /// Holds the place of a message in the order of its lane. The end lets the next message begin.
-class Turn {
+class OrderTicket {
  public:
-  Turn(rpc::Node& node, bool is_in_order) : node_(node), has_turn_(is_in_order) {}
-  Turn& operator=(Turn&&) = delete;
-  ~Turn() {
-    if (has_turn_) node_.end_order(true);
+  OrderTicket(rpc::Node& node, bool is_in_order) : node_(node), is_held_(is_in_order) {}
+  OrderTicket& operator=(OrderTicket&&) = delete;
+  ~OrderTicket() {
+    if (is_held_) node_.end_order(true);
   }
   void end() noexcept {
-    if (std::exchange(has_turn_, false)) node_.end_order();
+    if (std::exchange(is_held_, false)) node_.end_order();
   }
 
  private:
   rpc::Node& node_;
-  bool has_turn_;
+  bool is_held_;
 };
 
 /// Returns the error code of a word, or remote_error for other words.
@@ -101,7 +101,7 @@ void PythonEndpoint::do_work(rpc::Work& work) {
 }
 
 void PythonEndpoint::take_in_order(rpc::Work& work) {
-  const Turn turn(*node_, work.is_in_order);
+  const OrderTicket ticket(*node_, work.is_in_order);
   const std::uint32_t from = work.from->number();
   if (work.kind == rpc::Work::Kind::member_ended) {
     running.cancel_of(from, work.from->session);
@@ -163,7 +163,7 @@ std::shared_ptr<const PythonEndpoint::Target> PythonEndpoint::target(rpc::Functi
 /// Serves a call. If the call is late, its caller has given up: only the references in the call are counted, and the value
 /// that the call should have made fails, since other members may wait for the value.
 void PythonEndpoint::serve(rpc::Work& work) {
-  Turn turn(*node_, work.is_in_order);
+  OrderTicket ticket(*node_, work.is_in_order);
   const bool is_late = work.deadline.has_passed();
   if (work.from->has_ended || (is_late && !work.is_in_order)) return;
   const ServedCall now(served);
@@ -192,7 +192,7 @@ void PythonEndpoint::serve(rpc::Work& work) {
   } catch (nb::python_error& error) {
     return refuse(work, error.value());
   }
-  turn.end();
+  ticket.end();
   const ContextScope context(body.autograd);
   run_target(*target, work, values);
 }
