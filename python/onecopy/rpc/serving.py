@@ -181,7 +181,7 @@ class Serving:
         self, sender: int, call: int, error: Exception, kind: int, has_run: bool, cell: Cell | None
     ) -> None:
         """Answers a call with the exception of a function, or with the reason why its result could not be written.
-        `kind` is a PythonEndpoint::Target::Kind."""
+        `kind` is a PythonEndpoint::LocalFunction::Kind."""
         if has_run or kind == _VERB:
             failure = _failure(error)
         else:

@@ -32,25 +32,26 @@ int PythonEndpoint::traverse(visitproc visit, void* arg) {
   for (const nb::object* one : {&agent_, &hooks_.reduce, &hooks_.rebuild, &hooks_.classes, &is_logged_})
     Py_VISIT(one->ptr());
   Py_VISIT(numbers_.ptr());
-  for (const Callees& table : callees_)
+  for (const RemoteFunctions& table : remote_functions_)
     for (const auto& [function, known] : table) {
       Py_VISIT(function);
       for (const nb::object* one : {&known.names, &known.name, &known.check}) Py_VISIT(one->ptr());
     }
   for (const auto& callable : node_->functions().callables()) {
-    const auto& target = *static_cast<const Target*>(callable.get());
-    for (const nb::object* part : {&target.function, &target.names, &target.name, &target.prepare})
+    const auto& local = *static_cast<const LocalFunction*>(callable.get());
+    for (const nb::object* part : {&local.function, &local.names, &local.name, &local.prepare})
       Py_VISIT(part->ptr());
   }
   return 0;
 }
 
 void PythonEndpoint::clear() {
-  for (Callees& table : callees_) {
-    const Callees dropped = std::exchange(table, {});
+  for (RemoteFunctions& table : remote_functions_) {
+    const RemoteFunctions dropped = std::exchange(table, {});
     for (const auto& [function, known] : dropped) Py_DECREF(function);
   }
-  for (const auto& callable : node_->functions().callables()) *static_cast<Target*>(callable.get()) = {};
+  for (const auto& callable : node_->functions().callables())
+    *static_cast<LocalFunction*>(callable.get()) = {};
   hooks_ = {};
   is_logged_.reset();
   agent_.reset();

@@ -22,12 +22,12 @@ namespace onecopy::python {
 /// Thread safety: the GIL.
 class PendingCall {
  public:
-  PendingCall(PythonEndpoint& endpoint, rpc::Member& to, const PythonEndpoint::Callee& callee,
+  PendingCall(PythonEndpoint& endpoint, rpc::Member& to, const PythonEndpoint::RemoteFunction& remote,
               double seconds, Deadline deadline)
       : endpoint_(endpoint),
         to_(to),
-        function_(public_name(callee.function->name())),
-        times_(*callee.times),
+        function_(public_name(remote.function->name())),
+        times_(*remote.times),
         seconds_(seconds),
         deadline_(deadline),
         next_(endpoint.pending_calls_) {
@@ -119,10 +119,11 @@ void PythonEndpoint::check_arguments(nb::handle args) const {
 nb::object PythonEndpoint::call_native(rpc::Member& to, nb::handle function, nb::handle args,
                                        nb::handle kwargs, nb::handle timeout) {
   check_arguments(args);
-  const Callee& callee = this->callee(function, codec_of(to).is_program ? Naming::program : Naming::native);
+  const RemoteFunction& remote =
+      remote_function(function, codec_of(to).is_program ? Naming::program : Naming::native);
   const auto [seconds, deadline] = native_deadline(timeout);
-  const Request request = this->request(to, callee, function, args, kwargs, deadline);
-  PendingCall entry(*this, to, callee, seconds, deadline);
+  const Request request = this->request(to, remote, function, args, kwargs, deadline);
+  PendingCall entry(*this, to, remote, seconds, deadline);
   rpc::CallRef call;
   try {
     entry.wait_for_room();
@@ -146,11 +147,11 @@ nb::object PythonEndpoint::begin_native(nb::handle to, nb::handle function, nb::
   const Naming naming = is_stream                     ? Naming::stream
                         : codec_of(member).is_program ? Naming::program
                                                       : Naming::native;
-  const Callee& callee = this->callee(function, naming);
+  const RemoteFunction& remote = remote_function(function, naming);
   const auto [seconds, deadline] = native_deadline(timeout);
-  Request request = this->request(member, callee, function, args, kwargs, deadline);
+  Request request = this->request(member, remote, function, args, kwargs, deadline);
   request.future = future;
-  auto entry = std::make_unique<PendingCall>(*this, member, callee, seconds, deadline);
+  auto entry = std::make_unique<PendingCall>(*this, member, remote, seconds, deadline);
   entry->wait_for_room();
   entry->sent(send_for(request, seconds));
   return nb::cast(std::move(entry));
@@ -172,7 +173,7 @@ void init_native_calls(nb::module_& m) {
 }
 
 /// Runs a native function. Throws the function's exception.
-nb::object PythonEndpoint::run_native(const Target& target, const rpc::Work& work,
+nb::object PythonEndpoint::run_native(const LocalFunction& local, const rpc::Work& work,
                                       const CallValues& values) {
   const std::uint32_t from = work.from->number();
   const rpc::GroupId own{work.call, from};
@@ -189,12 +190,12 @@ nb::object PythonEndpoint::run_native(const Target& target, const rpc::Work& wor
   log("begins");
   bool failed = true;
   const auto finish = [&] {
-    target.times->add(now_ns() - call.taken_ns(), failed);
+    local.times->add(now_ns() - call.taken_ns(), failed);
     log(failed ? "failed" : "is done");
   };
   try {
     call.check();
-    nb::object result = run_function(target, work, values);
+    nb::object result = run_function(local, work, values);
     failed = false;
     finish();
     return result;

@@ -133,13 +133,13 @@ class PythonEndpoint {
   /// The way in which the callee finds a function.
   enum class Naming : std::uint8_t { torch, native, program, stream };
   /// A function that this process calls.
-  struct Callee {
+  struct RemoteFunction {
     nb::object names, name, check;  ///< `names[name]` is the function; check(args, kwargs) may raise
     rpc::FunctionEntry* function = nullptr;  ///< null if the function has no name and is sent as a value
     Histogram* times = nullptr;
   };
   /// A function of this process that others call: the callable of an rpc::FunctionEntry.
-  struct Target {
+  struct LocalFunction {
     /// The way to run the function. function: the result is the answer. native: the result is the answer, and the call
     /// has a RunningCall. verb: agent.serve(function, caller, call, args) returns a tuple of the answer, or None for a
     /// deferred answer.
@@ -168,7 +168,7 @@ class PythonEndpoint {
     Receiver of_calls, of_answers;
     bool is_program = false;
   };
-  using Callees = std::unordered_map<PyObject*, Callee>;
+  using RemoteFunctions = std::unordered_map<PyObject*, RemoteFunction>;
 
   // members.cpp
   rpc::Member& member(std::uint32_t number);
@@ -177,8 +177,8 @@ class PythonEndpoint {
   const PeerCodec& codec_of(const rpc::Member& member) { return codecs_[member.number()]; }
 
   // sending.cpp
-  const Callee& callee(nb::handle function, Naming naming);
-  Request request(rpc::Member& to, const Callee& callee, nb::handle function, nb::handle args,
+  const RemoteFunction& remote_function(nb::handle function, Naming naming);
+  Request request(rpc::Member& to, const RemoteFunction& remote, nb::handle function, nb::handle args,
                   nb::handle kwargs, Deadline deadline);
   Request verb_request(std::uint32_t to, std::string_view verb, nb::handle args, double seconds);
   rpc::CallRef send_gradients(std::uint32_t to, nb::handle args);
@@ -195,7 +195,7 @@ class PythonEndpoint {
                          nb::handle timeout);
   void check_arguments(nb::handle args) const;
   bool is_logged() const { return nb::cast<bool>(is_logged_()); }
-  nb::object run_native(const Target& target, const rpc::Work& work, const CallValues& values);
+  nb::object run_native(const LocalFunction& local, const rpc::Work& work, const CallValues& values);
 
   // serving.cpp
   void add_worker() noexcept;
@@ -207,10 +207,10 @@ class PythonEndpoint {
   void complete_with(const rpc::CallRef& call, nb::object outcome);
   nb::object own_arguments(const rpc::Work& work);
   void serve(rpc::Work& work);
-  std::shared_ptr<const Target> target(rpc::FunctionEntry& function);
+  std::shared_ptr<const LocalFunction> local_function(rpc::FunctionEntry& function);
   void answer(rpc::Member& to, std::uint64_t call, nb::handle result, Deadline deadline);
-  void run_target(const Target& target, rpc::Work& work, const CallValues& values);
-  nb::object run_function(const Target& target, const rpc::Work& work, const CallValues& values);
+  void run_local(const LocalFunction& local, rpc::Work& work, const CallValues& values);
+  nb::object run_function(const LocalFunction& local, const rpc::Work& work, const CallValues& values);
 
   nb::object agent_;
   Hooks hooks_;
@@ -218,7 +218,8 @@ class PythonEndpoint {
   rpc::Workers workers_;             ///< threads that Python starts
   nb::dict numbers_;                 ///< the numbers of members by name
   std::unordered_map<std::uint32_t, PeerCodec> codecs_;
-  std::array<Callees, 4> callees_;  ///< the callees by Naming; owns references to their keys
+  std::array<RemoteFunctions, 4>
+      remote_functions_;  ///< the functions by Naming; owns references to their keys
   nb::object is_logged_;
   class PendingCall* pending_calls_ = nullptr;  ///< the native calls of this process
 };

@@ -48,9 +48,9 @@ nb::object pack_arguments(nb::handle args, nb::handle kwargs) {
 
 /// Looks a function up. At the first call, the agent returns (the module's names, the name in the module, the wire
 /// name, a check), or None for a function that is sent as a value. Equal strings are one key.
-const PythonEndpoint::Callee& PythonEndpoint::callee(nb::handle function, Naming naming) {
-  static const Callee nameless;
-  Callees& known = callees_.at(static_cast<std::size_t>(naming));
+const PythonEndpoint::RemoteFunction& PythonEndpoint::remote_function(nb::handle function, Naming naming) {
+  static const RemoteFunction nameless;
+  RemoteFunctions& known = remote_functions_.at(static_cast<std::size_t>(naming));
   nb::object key = nb::borrow(function);
   if (PyUnicode_CheckExact(key.ptr())) {
     PyObject* interned = key.release().ptr();
@@ -59,7 +59,7 @@ const PythonEndpoint::Callee& PythonEndpoint::callee(nb::handle function, Naming
   }
   const auto at = known.find(key.ptr());
   if (at != known.end()) {
-    const Callee& found = at->second;
+    const RemoteFunction& found = at->second;
     if (found.names.is_none() || PyDict_GetItem(found.names.ptr(), found.name.ptr()) == key.ptr())
       return found;
   }
@@ -68,21 +68,22 @@ const PythonEndpoint::Callee& PythonEndpoint::callee(nb::handle function, Naming
   if (told.is_none()) return nameless;
   const auto wire_name = nb::cast<std::string>(tuple_item(told, 2));
   if (known.find(key.ptr()) == known.end()) Py_INCREF(key.ptr());
-  Callee& made = known[key.ptr()];
+  RemoteFunction& made = known[key.ptr()];
   made = {tuple_item(told, 0), tuple_item(told, 1), tuple_item(told, 3), &node_->functions().of(wire_name),
           &called.of(public_name(wire_name))};
   return made;
 }
 
-PythonEndpoint::Request PythonEndpoint::request(rpc::Member& to, const Callee& callee, nb::handle function,
-                                                nb::handle args, nb::handle kwargs, Deadline deadline) {
+PythonEndpoint::Request PythonEndpoint::request(rpc::Member& to, const RemoteFunction& remote,
+                                                nb::handle function, nb::handle args, nb::handle kwargs,
+                                                Deadline deadline) {
   nb::object values = pack_arguments(args, kwargs);
-  if (!callee.function)
+  if (!remote.function)
     return {to, node_->functions().of(kApply),
             nb::make_tuple(nb::make_tuple(function, tuple_item(values, 0), kwargs), nb::none()), deadline};
-  if (!callee.check.is_none()) call_python([&] { callee.check(tuple_item(values, 0), kwargs); });
-  Request made{to, *callee.function, std::move(values), deadline};
-  made.stays_here = callee.names.is_none() && to.number() == node_->number();
+  if (!remote.check.is_none()) call_python([&] { remote.check(tuple_item(values, 0), kwargs); });
+  Request made{to, *remote.function, std::move(values), deadline};
+  made.stays_here = remote.names.is_none() && to.number() == node_->number();
   return made;
 }
 
@@ -228,8 +229,8 @@ nb::object PythonEndpoint::call(nb::handle to, nb::handle function, nb::handle a
   rpc::Member& member = member_for(to);
   if (is_native) return call_native(member, function, args, kwargs, timeout);
   const double seconds = seconds_of(timeout, usual_timeout);
-  const Request made =
-      request(member, callee(function, Naming::torch), function, args, kwargs, deadline_after(seconds));
+  const Request made = request(member, remote_function(function, Naming::torch), function, args, kwargs,
+                               deadline_after(seconds));
   return wait_and_take(send_or_raise(made, seconds), seconds);
 }
 
@@ -237,8 +238,8 @@ void PythonEndpoint::begin(nb::handle to, nb::handle function, nb::handle args, 
                            nb::handle timeout, nb::handle reference, nb::handle future) {
   rpc::Member& member = member_for(to);
   const double seconds = seconds_of(timeout, usual_timeout);
-  Request made =
-      request(member, callee(function, Naming::torch), function, args, kwargs, deadline_after(seconds));
+  Request made = request(member, remote_function(function, Naming::torch), function, args, kwargs,
+                         deadline_after(seconds));
   made.future = future;
   made.reference = nb::borrow(reference);
   made.is_in_order = !reference.is_none();

@@ -141,20 +141,21 @@ nb::object PythonEndpoint::own_arguments(const rpc::Work& work) {
 }
 
 /// Returns the function of an entry, which is looked up again if its name has been rebound.
-std::shared_ptr<const PythonEndpoint::Target> PythonEndpoint::target(rpc::FunctionEntry& function) {
-  auto known = std::static_pointer_cast<const Target>(function.callable());
+std::shared_ptr<const PythonEndpoint::LocalFunction> PythonEndpoint::local_function(
+    rpc::FunctionEntry& function) {
+  auto known = std::static_pointer_cast<const LocalFunction>(function.callable());
   if (known && PyDict_GetItem(known->names.ptr(), known->name.ptr()) == known->function.ptr()) return known;
   const std::string& name = function.name();
   const nb::object found = call_python([&] { return nb::object(agent_.attr("find_target")(name)); });
-  auto made = std::make_shared<Target>();
+  auto made = std::make_shared<LocalFunction>();
   made->function = tuple_item(found, 0);
   made->names = tuple_item(found, 1);
   made->name = tuple_item(found, 2);
   made->is_asynchronous = nb::cast<bool>(tuple_item(found, 3));
   made->prepare = tuple_item(found, 4);
-  made->kind = name.starts_with('.')       ? Target::Kind::verb
-               : public_name(name) != name ? Target::Kind::native
-                                           : Target::Kind::function;
+  made->kind = name.starts_with('.')       ? LocalFunction::Kind::verb
+               : public_name(name) != name ? LocalFunction::Kind::native
+                                           : LocalFunction::Kind::function;
   made->times = &served_times.of(public_name(name));
   rpc::Functions::define(function, made);
   return made;
@@ -168,11 +169,11 @@ void PythonEndpoint::serve(rpc::Work& work) {
   if (work.from->has_ended || (is_late && !work.is_in_order)) return;
   const ServedCall now(served);
   const std::uint32_t from = work.from->number();
-  std::shared_ptr<const Target> target;
+  std::shared_ptr<const LocalFunction> local;
   Body body;
   CallValues values;
   try {
-    if (!is_late) target = this->target(*work.function);
+    if (!is_late) local = local_function(*work.function);
     if (rpc::body_form(work.message.tag) == static_cast<std::uint32_t>(BodyForm::here)) {
       body.value = own_arguments(work);
       if (!body.value.is_valid()) return;
@@ -183,31 +184,31 @@ void PythonEndpoint::serve(rpc::Work& work) {
     if (is_late) return;
     values = arguments_of(body.value);
     body.value.reset();
-    if (!target->prepare.is_none())
-      values.args = call_python([&] { return nb::object(target->prepare(from, values.args)); });
+    if (!local->prepare.is_none())
+      values.args = call_python([&] { return nb::object(local->prepare(from, values.args)); });
     if (work.context.has(rpc::CallContext::kResult))
       values.cell = call_python(
           [&] { return nb::object(agent_.attr("new_cell")(reference_of(work.context), from)); });
-    work.context.parts &= ~rpc::CallContext::kResult;  // run_target() sets the value from here on
+    work.context.parts &= ~rpc::CallContext::kResult;  // run_local() sets the value from here on
   } catch (nb::python_error& error) {
     return refuse(work, error.value());
   }
   ticket.end();
   const ContextScope context(body.autograd);
-  run_target(*target, work, values);
+  run_local(*local, work, values);
 }
 
-void PythonEndpoint::run_target(const Target& target, rpc::Work& work, const CallValues& values) {
+void PythonEndpoint::run_local(const LocalFunction& local, rpc::Work& work, const CallValues& values) {
   bool has_run = false;
   try {
-    nb::object result = target.kind == Target::Kind::native ? run_native(target, work, values)
-                                                            : run_function(target, work, values);
+    nb::object result = local.kind == LocalFunction::Kind::native ? run_native(local, work, values)
+                                                                  : run_function(local, work, values);
     has_run = true;
     if (result.is_valid()) answer(*work.from, work.call, result, work.deadline);
   } catch (nb::python_error& error) {  // of the function, or of sending its result
     const nb::object value = nb::borrow(error.value());
     call_python([&] {
-      agent_.attr("answer_error")(work.from->number(), work.call, value, static_cast<int>(target.kind),
+      agent_.attr("answer_error")(work.from->number(), work.call, value, static_cast<int>(local.kind),
                                   has_run, values.cell);
     });
   }
@@ -216,21 +217,21 @@ void PythonEndpoint::run_target(const Target& target, rpc::Work& work, const Cal
 /// Runs a function and returns its result, or an invalid object for a deferred answer. A native function may return a
 /// coroutine or a Future; a function of torch's interface may only if marked as asynchronous. Throws the function's
 /// exception.
-nb::object PythonEndpoint::run_function(const Target& target, const rpc::Work& work,
+nb::object PythonEndpoint::run_function(const LocalFunction& local, const rpc::Work& work,
                                         const CallValues& values) {
   const auto finish = [&](const char* how, nb::handle given) {
     const nb::object told = call_python([&] {
       return nb::object(
-          agent_.attr(how)(target.function, work.from->number(), work.call, given, values.cell));
+          agent_.attr(how)(local.function, work.from->number(), work.call, given, values.cell));
     });
     return told.is_none() ? nb::object() : tuple_item(told, 0);
   };
-  if (target.kind == Target::Kind::verb) return finish("serve", values.args);
+  if (local.kind == LocalFunction::Kind::verb) return finish("serve", values.args);
   PyObject* const kwargs = values.kwargs.is_none() ? nullptr : values.kwargs.ptr();
   nb::object result =
-      call_python([&] { return owned(PyObject_Call(target.function.ptr(), values.args.ptr(), kwargs)); });
-  const bool is_native = target.kind == Target::Kind::native;
-  if (target.is_asynchronous || (is_native && !is_ordinary(result.ptr()))) return finish("finish", result);
+      call_python([&] { return owned(PyObject_Call(local.function.ptr(), values.args.ptr(), kwargs)); });
+  const bool is_native = local.kind == LocalFunction::Kind::native;
+  if (local.is_asynchronous || (is_native && !is_ordinary(result.ptr()))) return finish("finish", result);
   if (values.cell.is_none()) return result;
   return call_python([&] { return nb::object(agent_.attr("keep")(values.cell, result)); });
 }
