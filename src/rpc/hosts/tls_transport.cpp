@@ -212,7 +212,7 @@ void TlsTransport::add(const TlsPeerRef& peer) {
 
 void TlsTransport::look_at(const TlsPeerRef& peer) noexcept {
   try {
-    deliver(peer, peer->link->turn());
+    deliver(peer, peer->link->on_ready());
   } catch (const std::exception& error) {
     end(peer, error.what());
   }

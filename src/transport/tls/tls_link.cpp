@@ -168,7 +168,7 @@ void TlsLink::receive(Inbox::Arrived& arrived) {
     throw Error(ErrorCode::peer_died, "the connection to another host has ended");
 }
 
-Inbox::Arrived TlsLink::turn() noexcept {
+Inbox::Arrived TlsLink::on_ready() noexcept {
   Inbox::Arrived arrived;
   auto progress = Progress::done;
   is_left_to_loop_ = false;

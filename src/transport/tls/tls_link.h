@@ -153,7 +153,7 @@ class Inbox {
 /// look again. A closed link delivers no further message.
 class TlsLink {
  public:
-  /// Makes a link. `look_again` asks the event loop to call turn() soon, because another thread has left messages to
+  /// Makes a link. `look_again` asks the event loop to call on_ready() soon, because another thread has left messages to
   /// it.
   TlsLink(std::unique_ptr<TlsStream> stream, Side side, std::chrono::milliseconds peer_timeout,
           std::function<void(int fd)> look_again);
@@ -166,7 +166,7 @@ class TlsLink {
   void put_frame(FrameKind kind, Bytes&& bytes);
 
   /// Receives and sends for a while, and returns what has arrived. The event loop's thread calls it.
-  Inbox::Arrived turn() noexcept;
+  Inbox::Arrived on_ready() noexcept;
   /// Sends a heartbeat, so that the other side knows that this process is alive.
   void beat() noexcept;
 

@@ -99,7 +99,7 @@ void TlsListener::greet(StreamSocket socket) {
   const At stranger = std::prev(strangers_.end());
   try {
     loop_.add(
-        fd, [this, stranger] { hear(stranger); }, true);
+        fd, [this, stranger] { receive(stranger); }, true);
   } catch (const std::exception&) {
     strangers_.erase(stranger);
     throw;
@@ -124,7 +124,7 @@ bool TlsListener::make_room_for(const std::string& host, bool has_spoken) {
   return true;
 }
 
-void TlsListener::hear(At stranger) noexcept {
+void TlsListener::receive(At stranger) noexcept {
   bool is_proved = false;
   try {
     stranger->has_spoken = true;

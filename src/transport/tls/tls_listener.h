@@ -57,7 +57,7 @@ class TlsListener {
   void accept() noexcept;
   void greet(StreamSocket socket);
   bool make_room_for(const std::string& host, bool has_spoken);
-  void hear(At stranger) noexcept;
+  void receive(At stranger) noexcept;
   void give(std::unique_ptr<TlsStream> stream) const noexcept;
   std::unique_ptr<TlsStream> drop(At stranger) noexcept;
 

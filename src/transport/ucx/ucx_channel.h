@@ -35,7 +35,7 @@ class UcxChannel final : public FabricChannel, public std::enable_shared_from_th
   bool takes_cards() const noexcept override { return takes_cards_.load(); }
   void ask() override;
   bool has_arrived() const noexcept override { return has_answer_.load() || is_over_.load(); }
-  void take_rest() noexcept override { worker_.turn(); }
+  void take_rest() noexcept override { worker_.on_ready(); }
   void close() noexcept override;
 
  private:

@@ -40,7 +40,7 @@ void UcxWorker::start(std::chrono::milliseconds peer_timeout) {
   worker_ = ucx::make_worker(library_, context_, &UcxWorker::receive, this);
   address_ = ucx::address_of(library_, worker_);
   library_.must(library_.ucp_worker_get_efd(worker_, &fd_), "ucp_worker_get_efd");
-  loop_.add(fd_, [this] { turn(); });
+  loop_.add(fd_, [this] { on_ready(); });
   wake();
 }
 
@@ -203,7 +203,7 @@ bool UcxWorker::progress_for_a_while() {
   return false;
 }
 
-void UcxWorker::turn() noexcept {
+void UcxWorker::on_ready() noexcept {
   struct Found {
     std::shared_ptr<UcxChannel> channel;
     std::vector<UcxInbox::Arrived> arrived;

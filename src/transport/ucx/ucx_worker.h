@@ -38,8 +38,8 @@ class UcxWorker final : public Fabric, public std::enable_shared_from_this<UcxWo
   /// Returns whether this process is a forked child, which must not touch the worker.
   bool is_forked() const noexcept;
   /// Receives, and continues what is being sent. The loop's thread calls it.
-  void turn() noexcept;
-  /// Makes the loop call turn() soon.
+  void on_ready() noexcept;
+  /// Makes the loop call on_ready() soon.
   void wake() noexcept override { library_.ucp_worker_signal(worker_); }
 
  private:

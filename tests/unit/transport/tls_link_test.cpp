@@ -62,7 +62,7 @@ class ALinkAlone : public ::testing::Test {
   /// Takes messages until it has that many.
   void receive(std::size_t count) {
     while (arrived_.messages.size() < count) {
-      link_->turn();
+      link_->on_ready();
       there_->begin_turn();
       while (const std::size_t got = there_->read(inbox_.window())) inbox_.take(got, arrived_);
     }
