@@ -91,7 +91,7 @@ class Offer {
     if (option.check_lname("device"))
       for (const char* device : {"cpu", "cuda:0", "npu:0"}) word(device, "");
     if (is_first && name == "NAME")
-      for (const auto& object : look_at_store().objects)
+      for (const auto& object : poll_store().objects)
         if (escaped(object.name) == object.name) word(object.name, "");
     const std::size_t begin = type.find('{'), end = type.find('}');  // the words that an option takes
     if (end == std::string::npos) return;
