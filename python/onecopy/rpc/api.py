@@ -11,9 +11,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from .. import _core
-from . import calling, devices, functions, group, meeting, registry
+from . import calling, devices, functions, group, registry
 from .device_maps import parse_maps
 from .peers import Options, WorkerInfo
+from .rendezvous import open_store, shutdown as leave, start
 from .rref import PyRRef
 
 # --- joining and leaving
@@ -73,7 +74,7 @@ def init(
     functions.restrict(allow)
     devices.received.update(pull=0, staged=0)
     try:
-        meeting.start(group.Agent(*meeting.open_store(options, name, rank, world_size), options))
+        start(group.Agent(*open_store(options, name, rank, world_size), options))
     except BaseException:
         functions.lift()
         raise
@@ -84,7 +85,7 @@ def shutdown(graceful: bool = True, timeout: float = 0.0) -> None:
     size, until all members have called shutdown(). Raises RuntimeError if a member has ended or `timeout` seconds have
     passed (0 for no limit)."""
     try:
-        meeting.shutdown(graceful, timeout)
+        leave(graceful, timeout)
     finally:
         functions.lift()
 

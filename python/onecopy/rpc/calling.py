@@ -16,9 +16,9 @@ from . import registry, rref, telemetry
 from .errors import Cancelled, RefusedValue
 from .futures import CallFuture, error_of, future_in_loop
 from .peers import WorkerInfo
-from .references import Reference
 from .registry import verb
 from .rref import PyRRef
+from .rref_table import Reference
 
 
 def call(to: Any, function: Any, args: Any, kwargs: Any, timeout: float | None, is_native: bool = False) -> Any:

@@ -22,8 +22,8 @@ from . import device_maps, devices, elastic, peers, registry, telemetry, values,
 from .errors import Busy, Cancelled, RemoteFailure, late
 from .futures import CallFuture
 from .peers import Member, Options, WorkerInfo
-from .references import References
 from .registry import handlers
+from .rref_table import References
 from .serving import Serving
 
 _PATIENCE = 5.0  # seconds that stop() waits for requests that still run

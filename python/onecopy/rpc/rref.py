@@ -16,7 +16,7 @@ from .cells import Cell
 from .errors import RefusedValue, RemoteFailure
 from .futures import CallFuture, Future, done, error_of
 from .peers import WorkerInfo
-from .references import Reference
+from .rref_table import Reference
 
 LOST = -1  # stands for the session of a lost reference
 

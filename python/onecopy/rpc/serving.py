@@ -20,8 +20,8 @@ from .cells import Cell
 from .errors import RefusedValue, RemoteFailure
 from .futures import Future
 from .peers import Member, WorkerInfo
-from .references import Reference, References
 from .registry import ASYNC_MARK, Deferred
+from .rref_table import Reference, References
 
 _OF_TORCH, _VERB = 0, 2  # kinds of targets
 _CONSTANTS, _MAX_CONSTANT = {type(None), bool, int, float, str, bytes}, 512  # the max size in bytes

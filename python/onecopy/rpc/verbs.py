@@ -13,9 +13,9 @@ from .. import _core
 from . import functions, registry, rref, values
 from .cells import Cell
 from .errors import RemoteFailure
-from .references import Reference
 from .registry import Deferred, verb
 from .rref import PyRRef
+from .rref_table import Reference
 from .serving import answer, run
 
 
@@ -64,7 +64,7 @@ def _backward(agent: Any, caller: int, cell: Cell, context_id: int, retain_graph
     return Deferred(cell.future, lambda made: registry.backward(Cell.unwrap(made), context_id, retain_graph))
 
 
-# --- sending references: see references.py
+# --- sending references: see rref_table.py
 
 
 def _parts(given: PyRRef) -> tuple[int, Reference, Reference]:

@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from onecopy.distributed import rpc
-from onecopy.rpc import references
+from onecopy.rpc import rref_table
 from support.rpc_group import Group, until
 
 kept = {}
@@ -190,7 +190,7 @@ def fetch_and_count_calls(name):
 
 def make_and_forget_many(to, number):
     """Makes references while the thread that sends drops does not look again for an hour."""
-    references._GATHERING = 3600
+    rref_table._GATHERING = 3600
     for _ in range(number):
         rpc.remote(to, a_list).to_here()
 

@@ -24,7 +24,7 @@ from onecopy.errors import PeerDied
 from onecopy.rpc.cells import Cell
 from onecopy.rpc.futures import CallFuture
 from onecopy.rpc.group import Agent
-from onecopy.rpc.references import OwnedValues
+from onecopy.rpc.rref_table import OwnedValues
 from support.processes import beside
 from support.rpc_group import Group, init, results, shared_group, shutdown, together, until
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...rpc import meeting
+from ...rpc import rendezvous
 from ...rpc.peers import WorkerInfo
 from ...rpc.rref import PyRRef as PyRRef
 from .. import autograd as _autograd
@@ -134,7 +134,7 @@ def init_rpc(
     given = rpc_backend_options or construct_rpc_backend_options(backend)
     if _is_current_rpc_agent_set():
         raise RuntimeError("RPC is already initialized")
-    store, name, rank, world_size = meeting.open_store(given, name, rank, world_size)
+    store, name, rank, world_size = rendezvous.open_store(given, name, rank, world_size)
     _autograd._init(rank)
     _set_rpc_timeout(given.rpc_timeout)
     _init_rpc_backend(backend, store, name, rank, world_size or None, given)

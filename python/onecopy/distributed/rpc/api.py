@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from ...rpc import calling, group, meeting, registry, rref, telemetry, values
+from ...rpc import calling, group, registry, rendezvous, rref, telemetry, values
 from ...rpc.errors import RefusedValue
 from ...rpc.futures import CallFuture
 from ...rpc.peers import Options, WorkerInfo
@@ -22,7 +22,7 @@ from ...rpc.rref import PyRRef
 from . import constants
 from .options import RpcBackendOptions
 
-AllGatherStates = meeting.AllGatherStates
+AllGatherStates = rendezvous.AllGatherStates
 _thread_local_var = threading.local()  # .future_list: the futures that _wait_all() collects
 _ignore_rref_leak = True
 _log = logging.getLogger("onecopy.rpc")
@@ -96,7 +96,7 @@ def _start_agent(
     store: Any, name: str, rank: int, world_size: int | None, options: RpcBackendOptions
 ) -> TensorPipeAgent:
     agent = TensorPipeAgent(store, name, rank, world_size, options)
-    meeting.start(agent)
+    rendezvous.start(agent)
     return agent
 
 
@@ -187,15 +187,15 @@ def _wait_all() -> Iterator[None]:
 # --- all members together
 
 
-_gather_to_leader = meeting.gather_to_leader
+_gather_to_leader = rendezvous.gather_to_leader
 
 
 def _broadcast_to_followers(sequence_id: str, objects_map: dict[str, Any], error: str | None = None) -> None:
     """Takes the message of the leader of a gathering to a follower."""
-    meeting.broadcast_to_followers(sequence_id, objects_map, error)
+    rendezvous.broadcast_to_followers(sequence_id, objects_map, error)
 
 
-meeting.take_broadcast = lambda *args: _broadcast_to_followers(*args)  # noqa: PLW0108 - a program may replace it
+rendezvous.take_broadcast = lambda *args: _broadcast_to_followers(*args)  # noqa: PLW0108 - a program may replace it
 
 
 def _all_gather(
@@ -203,7 +203,7 @@ def _all_gather(
 ) -> dict[str, Any]:
     """Returns {name: object} of the named members, or of all members, once each of them has called _all_gather()."""
     _agent()
-    return meeting.all_gather(obj, worker_names, timeout)
+    return rendezvous.all_gather(obj, worker_names, timeout)
 
 
 def _barrier(worker_names: Collection[str]) -> None:
@@ -243,7 +243,7 @@ def shutdown(graceful: bool = True, timeout: float = constants.DEFAULT_SHUTDOWN_
     A graceful shutdown waits until no call is pending and, in a group of fixed size, until all members have called it.
     Raises RuntimeError if a member has ended or `timeout` seconds have passed (0 for no limit)."""
     _agent()
-    leaks = meeting.shutdown(
+    leaks = rendezvous.shutdown(
         graceful,
         timeout,
         lambda seconds: _wait_all_workers(seconds),  # noqa: PLW0108 - a program may replace it
