@@ -28,9 +28,10 @@ namespace {
 /// Returns the memory of an array. `given` is the caller's object; `array` may be a temporary view of it.
 Tensor memory_of(Leaf&& array, nb::handle given) {
   if (array.ours) return *array.ours;
+  const nb::handle object = array.object;
   const torch::UserShares here;
   auto shared = std::move(array).tensor(For::others);
-  if (!shared) refuse(array.object, "x");
+  if (!shared) refuse(object, "x");
   if ((shared->flags & (torch::kConj | torch::kNeg)) != 0)
     throw Error(ErrorCode::unsupported,
                 "x is lazily conjugated or negated, which a handle cannot express; share "

@@ -24,7 +24,7 @@ constexpr std::size_t kMaxInline = 4096;  ///< the maximum size in bytes of a te
 /// Returns a contiguous tensor of the same values that is neither conjugated nor negated lazily, or the tensor itself if
 /// it is not strided.
 nb::object contiguous(PyObject* tensor) {
-  const nb::object given = nb::borrow(tensor);
+  nb::object given = nb::borrow(tensor);
   if (!given.attr("layout").is(nb::module_::import_("torch").attr("strided"))) return given;
   nb::object copy = given.attr("detach")();
   for (const char* const step : {"resolve_conj", "resolve_neg", "contiguous"}) copy = copy.attr(step)();
