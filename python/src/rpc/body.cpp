@@ -12,13 +12,13 @@ namespace {
 constexpr std::size_t kUsual = 160;  ///< the size of most calls in bytes, with their tail
 
 /// Records the tensors as sent within `autograd`.
-void record_sent(nb::handle autograd, const std::vector<nb::object>& sent, OutgoingRefs& outgoing,
+void record_sent(nb::handle autograd, const std::vector<nb::object>& sent, OutgoingRefs& refs,
                  Message& message, rpc::CallContext& context) {
   add_context(autograd, context);
-  nb::object record = call_python(
-      [&] { return nb::object(autograd.attr("record_sent")(list_of(sent), outgoing.receiver())); });
+  nb::object record =
+      call_python([&] { return nb::object(autograd.attr("record_sent")(list_of(sent), refs.receiver())); });
   if (record.is_none()) return;
-  outgoing.record(nb::borrow(autograd), record);
+  refs.record(nb::borrow(autograd), record);
   context.parts |= rpc::CallContext::kRecord;
   context.record = nb::cast<std::uint64_t>(nb::object(record[0]));
   context.mark_bytes = static_cast<std::uint32_t>((sent.size() + 7) / 8);
@@ -96,7 +96,7 @@ nb::object reference_of(const rpc::CallContext& context) {
   return nb::make_tuple(context.result.member, context.result.number);
 }
 
-Message encode_body(nb::handle value, const Hooks& hooks, const Receiver& receiver, OutgoingRefs& outgoing,
+Message encode_body(nb::handle value, const Hooks& hooks, const Receiver& receiver, OutgoingRefs& refs,
                     nb::handle autograd, rpc::CallContext& context) {
   Message message;
   message.data.reserve(kUsual);
@@ -109,19 +109,18 @@ Message encode_body(nb::handle value, const Hooks& hooks, const Receiver& receiv
                         .counts = &counts};
   if (!autograd.is_none()) options.sent = &sent;
   call_python([&] { return encode_value(value.ptr(), message, options); });
-  if (!autograd.is_none()) record_sent(autograd, sent, outgoing, message, context);
+  if (!autograd.is_none()) record_sent(autograd, sent, refs, message, context);
   message.tag = tag_of(BodyForm::value);
   if (!receiver.devices.numbers_agree && !receiver.devices.cards.empty())
     add_cards(message, receiver.devices);
-  outgoing.count(rpc::Route::inlined, counts.inlined);
-  outgoing.count(rpc::Route::copy, counts.copied);
+  refs.count(rpc::Route::inlined, counts.inlined);
+  refs.count(rpc::Route::copy, counts.copied);
   return message;
 }
 
-Message encode_body(nb::handle value, const Hooks& hooks, const Receiver& receiver,
-                    OutgoingRefs& outgoing) {
+Message encode_body(nb::handle value, const Hooks& hooks, const Receiver& receiver, OutgoingRefs& refs) {
   rpc::CallContext none;
-  return encode_body(value, hooks, receiver, outgoing, nb::none(), none);
+  return encode_body(value, hooks, receiver, refs, nb::none(), none);
 }
 
 bool encode_for_program(nb::handle value, Message& message, TensorCounts& counts) {
@@ -134,12 +133,12 @@ bool encode_for_program(nb::handle value, Message& message, TensorCounts& counts
   return true;
 }
 
-Message encode_for_program(nb::handle value, OutgoingRefs& outgoing) {
+Message encode_for_program(nb::handle value, OutgoingRefs& refs) {
   Message message;
   TensorCounts counts;
   if (!encode_for_program(value, message, counts))
     throw nb::type_error("only plain values and tensors of the CPU cross to a program in C++");
-  outgoing.count(rpc::Route::copy, counts.copied);
+  refs.count(rpc::Route::copy, counts.copied);
   return message;
 }
 

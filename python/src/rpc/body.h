@@ -32,7 +32,7 @@ struct Hooks {
 
 /// Writes `value`. Records the tensors as sent in `autograd`, which is a context of distributed autograd or None, and
 /// adds that context and the record to `context`. Throws TypeError for a value that cannot be sent.
-Message encode_body(nb::handle value, const Hooks& hooks, const Receiver& receiver, OutgoingRefs& outgoing,
+Message encode_body(nb::handle value, const Hooks& hooks, const Receiver& receiver, OutgoingRefs& refs,
                     nb::handle autograd, rpc::CallContext& context);
 /// Adds the id of the distributed autograd context `autograd` to `context`.
 void add_context(nb::handle autograd, rpc::CallContext& context);
@@ -43,12 +43,12 @@ constexpr std::uint32_t tag_of(BodyForm form) noexcept {
 /// Returns the reference that a call makes to its result, as (member, number), or None.
 nb::object reference_of(const rpc::CallContext& context);
 /// Writes a value outside of any context.
-Message encode_body(nb::handle value, const Hooks& hooks, const Receiver& receiver, OutgoingRefs& outgoing);
+Message encode_body(nb::handle value, const Hooks& hooks, const Receiver& receiver, OutgoingRefs& refs);
 /// Writes a value for a program in C++, which takes plain values and tensors of the CPU. Returns false for any other
 /// value.
 bool encode_for_program(nb::handle value, Message& message, TensorCounts& counts);
 /// Writes a value for a program in C++. Throws TypeError for a value that such a program does not take.
-Message encode_for_program(nb::handle value, OutgoingRefs& outgoing);
+Message encode_for_program(nb::handle value, OutgoingRefs& refs);
 
 /// A received value.
 struct Body {

@@ -106,12 +106,12 @@ rpc::CallContext PythonEndpoint::context_of(const Request& request, const Runnin
 rpc::CallRef PythonEndpoint::send(const Request& request) {
   rpc::Member& to = request.to;
   if (!to.out.load()) without_gil([&] { node_->connect(to, request.deadline); });
-  OutgoingRefs outgoing(agent_, to, request.is_result);
+  OutgoingRefs refs(agent_, to, request.is_result);
   Message message;
-  rpc::CallContext context = context_of(request, outgoing.thread.running);
+  rpc::CallContext context = context_of(request, refs.thread.running);
   rpc::CallRef call;
   nb::object arguments;
-  const nb::object autograd = outgoing.thread.autograd();
+  const nb::object autograd = refs.thread.autograd();
   try {
     const PeerCodec& codec = codec_of(to);
     if (request.stays_here) {
@@ -121,13 +121,13 @@ rpc::CallRef PythonEndpoint::send(const Request& request) {
     } else if (codec.is_program) {
       if (!request.reference.is_none())
         call_python([&] { agent_.attr("member")(to.number()).attr("refuse_program")(); });
-      message = encode_for_program(request.values, outgoing);
+      message = encode_for_program(request.values, refs);
     } else {
       message = encode_body(request.values, hooks_, request.is_result ? codec.of_answers : codec.of_calls,
-                            outgoing, autograd, context);
+                            refs, autograd, context);
     }
     // The order lets a note follow the calls before it: the note may release a value that a call needs.
-    const bool is_in_order = request.is_in_order || outgoing.has_references() || !autograd.is_none();
+    const bool is_in_order = request.is_in_order || refs.has_references() || !autograd.is_none();
     put_in_order(to, message, [&](Stream stream) {
       rpc::Node::CallRequest outgoing{std::move(message), request.function, is_in_order,    stream, nullptr,
                                       &drop_python,       context,          arguments.ptr()};
@@ -135,10 +135,10 @@ rpc::CallRef PythonEndpoint::send(const Request& request) {
     });
     arguments.release();  // the call owns the arguments
   } catch (...) {
-    outgoing.take_back();
+    refs.take_back();
     throw;
   }
-  outgoing.sent();
+  refs.sent();
   return call;
 }
 
@@ -281,9 +281,8 @@ void PythonEndpoint::note(std::uint32_t to, nb::handle verb, nb::handle value) {
   rpc::Member& receiver = member_to_call(to);
   try {
     if (!receiver.out.load()) without_gil([&] { node_->connect(receiver, kForever); });
-    OutgoingRefs outgoing(agent_, receiver, false);
-    Message message =
-        encode_body(nb::make_tuple(verb, value), hooks_, codec_of(receiver).of_calls, outgoing);
+    OutgoingRefs refs(agent_, receiver, false);
+    Message message = encode_body(nb::make_tuple(verb, value), hooks_, codec_of(receiver).of_calls, refs);
     put_in_order(receiver, message,
                  [&](Stream stream) { node_->note(receiver, std::move(message), stream); });
   } catch (const Error&) {  // the member has ended, or this process has left

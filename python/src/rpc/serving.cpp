@@ -247,39 +247,38 @@ void PythonEndpoint::answer(rpc::Member& to, std::uint64_t call, nb::handle resu
       return complete_with(own, nb::make_tuple(value, nb::none(), nb::tuple()));
     }
   }
-  OutgoingRefs outgoing(agent_, to, true);
+  OutgoingRefs refs(agent_, to, true);
   Message message;
   rpc::CallContext context;
   try {
     const PeerCodec& codec = codec_of(to);
     if (codec.is_program) {
-      message = encode_for_program(result, outgoing);
+      message = encode_for_program(result, refs);
     } else {
-      message =
-          encode_body(result, hooks_, codec.of_answers, outgoing, outgoing.thread.autograd(), context);
+      message = encode_body(result, hooks_, codec.of_answers, refs, refs.thread.autograd(), context);
     }
-    const bool is_in_order = outgoing.has_references();
+    const bool is_in_order = refs.has_references();
     open_lane_to(*node_, to, deadline);
     put_in_order(to, message, [&](Stream stream) {
       node_->answer(to, call, rpc::Status::value, std::move(message), is_in_order, stream, deadline,
                     context);
     });
   } catch (const Error&) {  // the caller has ended, or this process leaves
-    return outgoing.take_back();
+    return refs.take_back();
   } catch (...) {
-    outgoing.take_back();
+    refs.take_back();
     throw;
   }
-  outgoing.sent();
+  refs.sent();
 }
 
 void PythonEndpoint::fail(std::uint32_t to, std::uint64_t call, nb::handle kind, const std::string& text,
                           const std::string& code) {
   rpc::Member& caller = member(to);
-  OutgoingRefs outgoing(agent_, caller, true);
+  OutgoingRefs refs(agent_, caller, true);
   Message message = rpc::encode_failure(code_named(code), text);
   try {
-    rpc::append_class(message, encode_body(kind, hooks_, codec_of(caller).of_answers, outgoing).data);
+    rpc::append_class(message, encode_body(kind, hooks_, codec_of(caller).of_answers, refs).data);
   } catch (nb::python_error& error) {  // the class has no name
     if (kind.is(PyExc_RuntimeError)) throw;
     return fail(to, call, PyExc_RuntimeError, text, code);
