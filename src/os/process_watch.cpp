@@ -60,8 +60,8 @@ struct ProcessWatch::Process {
   std::uint64_t last_task = 0;
 };
 
-/// Two processes that live at one time have different numbers. So a process that was known under the number before, and
-/// lives now, is the process of a descriptor that was opened before now and whose process lives afterwards.
+/// Compares by number, since two processes that live at one time have different numbers: the process that is known under
+/// the number lives after `pidfd` was opened, and the process of `pidfd` lives after that.
 ProcessWatch::ProcessWatch(int pid, Fd pidfd) {
   if (!pidfd) return;
   const LockGuard lock(watching);

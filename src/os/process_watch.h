@@ -9,8 +9,8 @@
 
 namespace onecopy {
 
-/// Another process whose end a part of this process waits for. All objects for one process own one pidfd together, so
-/// that a process with many peers needs one descriptor for each, however many parts deal with the peer.
+/// A wait for the end of another process. All objects for one process own one pidfd together, so that this process needs
+/// one descriptor for each of its peers, however many of its parts deal with the peer. Call stop() to end a wait.
 ///
 /// Thread safety: const members may be called concurrently, and objects for one process are independent of each other.
 class ProcessWatch {
@@ -32,7 +32,7 @@ class ProcessWatch {
   /// Runs `on_end` once on the loop's thread when the process ends, and instead of an earlier task of this object.
   /// Throws what EventLoop::add() throws. REQUIRES: there is a process.
   void start(EventLoop& loop, EventLoop::Task on_end);
-  /// The task does not start any more; it may still be running on the loop's thread.
+  /// Keeps the task from starting. A task that has started may still be running on the loop's thread.
   void stop() noexcept;
 
  private:

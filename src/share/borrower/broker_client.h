@@ -73,7 +73,7 @@ class BrokerClient {
   /// Constructs a connection, which is over from the start if there is no socket. `pid` appears in error messages.
   BrokerClient(UnixSocket socket, int pid);
 
-  /// Handles a packet that is no answer. REQUIRES: set before the first packet is read.
+  /// Handles a packet that is not an answer. REQUIRES: set before the first packet is read.
   std::function<void(Packet)> on_unsolicited;
   /// Runs on the watch thread when the connection has ended.
   std::function<void()> on_end;
@@ -85,7 +85,7 @@ class BrokerClient {
   Packet receive();
   Packet receive_answer();
 
-  /// Lets the watch thread handle packets that are no answers.
+  /// Lets the watch thread handle packets that are not answers.
   void watch(EventLoop& loop);
   enum class WhenSilent : std::uint8_t { wait, leave };
   /// Returns the answer, which is of type `answer`. Throws the broker's refusal, peer_died, timeout. If the caller
