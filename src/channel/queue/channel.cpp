@@ -194,7 +194,7 @@ std::optional<QueueProgress> Channel::progress() const noexcept {
 void Channel::count_users(std::size_t others) noexcept {
   others_ = others;
   ring_.set_users(static_cast<std::uint32_t>(others + 1));
-  ChannelRegistry::look_soon();
+  ChannelRegistry::poll_soon();
 }
 
 /// Returns whether a process may be about to join with a handle. The process has opened the handle, which has ended the
@@ -246,7 +246,7 @@ void Channel::hold_role_in_child() noexcept {
   }
 }
 
-bool Channel::look() noexcept {
+bool Channel::poll() noexcept {
   const bool more = sender_.in_flight().release_taken(ring_.head(), false);
   sender_.in_flight().note_age();
   return more;

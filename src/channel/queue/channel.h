@@ -99,7 +99,7 @@ class Channel {
   bool is_alone() noexcept;
   void hold_role_in_child() noexcept;
   /// Releases items that have been taken. Returns true while there are more.
-  bool look() noexcept;
+  bool poll() noexcept;
   TransitInfo in_transit() const;
   std::uint64_t unkept() const noexcept;
 

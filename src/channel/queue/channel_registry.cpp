@@ -102,7 +102,7 @@ void ChannelRegistry::leave(Channel& channel) noexcept {
   channel.forget_readiness();
   channel.sender_.in_flight().release_taken(channel.ring_.head());
   const bool expects_guests = take_unused(unused);
-  if (expects_guests) look_soon();
+  if (expects_guests) poll_soon();
 }
 
 /// Stops the threads at exit, because no thread may outlive static objects.
@@ -145,7 +145,7 @@ void ChannelRegistry::join(Channel& channel, Session& session) {
       take_unused(unused);
     }
     if (looked_after_by_ != &session) {
-      looks_.emplace(session.loop(), [this] { return look(); });
+      looks_.emplace(session.loop(), [this] { return poll(); });
       session.queues().on_shortage = []() noexcept { return instance().give_up_backlogs(); };
     }
     looked_after_by_ = &session;
@@ -165,13 +165,13 @@ bool ChannelRegistry::give_up_backlogs() noexcept {
 }
 
 /// Does not wait for the lock, because a thread that is about to fork holds it while it stops the watch thread.
-Timer::Pause ChannelRegistry::look() noexcept {
+Timer::Pause ChannelRegistry::poll() noexcept {
   constexpr std::chrono::milliseconds kUntilGuestsCome{160};
   Channels unused;
   if (!mutex_.try_lock()) return Timer::kSoon;
   const LockGuard lock(mutex_, std::adopt_lock);
   bool more = false;
-  for (auto& [id, channel] : channels_) more = channel->look() || more;
+  for (auto& [id, channel] : channels_) more = channel->poll() || more;
   const bool expects_guests = take_unused(unused);
   if (more) return Timer::kSoon;
   return expects_guests ? Timer::Pause(kUntilGuestsCome) : Timer::Pause();

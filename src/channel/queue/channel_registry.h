@@ -29,7 +29,7 @@ class ChannelRegistry {
   /// Makes a channel this process's own, at first use or after a fork.
   void join(Channel& channel, Session& session);
   /// Makes the watch thread look after all channels soon. Has no effect before the first join().
-  static void look_soon() noexcept {
+  static void poll_soon() noexcept {
     if (instance_ && instance_->looks_) instance_->looks_->request();
   }
 
@@ -37,7 +37,7 @@ class ChannelRegistry {
   using Channels = std::map<std::uint64_t, std::unique_ptr<Channel>>;
 
   ChannelRegistry() = default;
-  Timer::Pause look() noexcept;
+  Timer::Pause poll() noexcept;
   bool give_up_backlogs() noexcept;
   bool take_unused(Channels& unused) noexcept REQUIRES(mutex_);
   void let_go_of_parents() noexcept;

@@ -135,7 +135,7 @@ bool Sender::put_inline(Session& session, const Parts& parts, std::span<const Bl
   };
   if (!ring_.put(write, deadline)) return false;
   in_flight_.release_some(kind);
-  if (!in_flight_.empty()) ChannelRegistry::look_soon();
+  if (!in_flight_.empty()) ChannelRegistry::poll_soon();
   point("queue.put.done");
   return true;
 }

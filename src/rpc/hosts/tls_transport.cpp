@@ -48,7 +48,7 @@ void TlsTransport::listen() {
     peer->link = make_link(std::move(stream), Side::listener);
     peer->ready = Deadline::after(kHelloPatience);
     add(peer);
-    look_at(peer);
+    poll(peer);
   };
   listener_.emplace(*loop_, TlsListener::listen(HostPort::parse(options_.listen)),
                     TlsListener::Options{context(), [this] { beats_->request(); }, proved});
@@ -205,12 +205,12 @@ void TlsTransport::add(const TlsPeerRef& peer) {
     peers_.push_back(peer);
   }
   loop_->add(
-      peer->link->fd(), [this, peer] { look_at(peer); }, true, true);
+      peer->link->fd(), [this, peer] { poll(peer); }, true, true);
   if (is_over_) loop_->remove(peer->link->fd());  // stop() has ended the link
   beats_->request();
 }
 
-void TlsTransport::look_at(const TlsPeerRef& peer) noexcept {
+void TlsTransport::poll(const TlsPeerRef& peer) noexcept {
   try {
     deliver(peer, peer->link->on_ready());
   } catch (const std::exception& error) {
@@ -292,7 +292,7 @@ Timer::Pause TlsTransport::beat() {
   }
   wake_fabrics();
   drop_old_fabrics();
-  if (listener_) listener_->look_again();
+  if (listener_) listener_->poll();
   if (all.empty() && !(listener_ && listener_->has_more_to_do())) return {};
   return polls_fast ? kRetry : kBeat;
 }

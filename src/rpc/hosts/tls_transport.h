@@ -96,7 +96,7 @@ class TlsTransport final : public Transport {
   Member& session_of(const Hello& hello);
   void end_session(const Member& member) noexcept;
   void add(const TlsPeerRef& peer);
-  void look_at(const TlsPeerRef& peer) noexcept;
+  void poll(const TlsPeerRef& peer) noexcept;
   void deliver(const TlsPeerRef& peer, Inbox::Arrived&& arrived);
   void end(const TlsPeerRef& peer, const char* why) noexcept;
   std::vector<TlsPeerRef> peers() const;

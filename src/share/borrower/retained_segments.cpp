@@ -138,7 +138,7 @@ std::shared_ptr<RetainedSegments::Owner> RetainedSegments::watched(const Process
   if (loop_ && owner->process)
     owner->process.start(*loop_, [this] {
       const LockGuard lock(mutex_);
-      look_soon();
+      poll_soon();
     });
   return owner;
 }
@@ -169,7 +169,7 @@ void RetainedSegments::release(const SegmentKey& key, const RetainRequest& last)
     const auto request = use.requests.find(last.putter);
     if (request != use.requests.end() && request->second <= last.number) use.requests.erase(request);
   }
-  look_soon();
+  poll_soon();
 }
 
 void RetainedSegments::release_all_by(Putter putter, std::uint64_t queue) noexcept {
@@ -177,21 +177,21 @@ void RetainedSegments::release_all_by(Putter putter, std::uint64_t queue) noexce
   for (auto& [key, entry] : entries_)
     if (const auto use = entry.queues.find(queue); use != entry.queues.end())
       use->second.requests.erase(putter);
-  look_soon();
+  poll_soon();
 }
 
 void RetainedSegments::release_all_by(Putter putter) noexcept {
   const LockGuard lock(mutex_);
   for (auto& [key, entry] : entries_)
     for (auto& [queue, use] : entry.queues) use.requests.erase(putter);
-  look_soon();
+  poll_soon();
 }
 
 void RetainedSegments::release_all_of(const std::string& owner) {
   const LockGuard lock(mutex_);
   for (auto at = entries_.lower_bound({owner, 0}); at != entries_.end() && at->first.first == owner; ++at)
     for (auto& [queue, use] : at->second.queues) use.requests.erase(nullptr);
-  look_soon();
+  poll_soon();
 }
 
 void RetainedSegments::forget(const SegmentKey& key) noexcept {
@@ -207,7 +207,7 @@ void RetainedSegments::forget_queue(std::uint64_t queue) noexcept {
   }
 }
 
-void RetainedSegments::look_soon() noexcept {
+void RetainedSegments::poll_soon() noexcept {
   looks_ = kLooks;
   if (due_) due_();
 }

@@ -211,7 +211,7 @@ class RetainedSegments {
   const Entry* another_of(const std::string& owner) const REQUIRES(mutex_);
   std::shared_ptr<Owner> watched(const ProcessOrigin& origin, Fd table, bool is_device_memory)
       REQUIRES(mutex_);
-  void look_soon() noexcept REQUIRES(mutex_);
+  void poll_soon() noexcept REQUIRES(mutex_);
   bool drop_passed(Entry& entry) REQUIRES(mutex_);
   static bool is_requested(const Entry& entry) noexcept;
 

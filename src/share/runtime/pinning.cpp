@@ -50,7 +50,7 @@ double milliseconds(Clock::duration duration) {
 }  // namespace
 
 Pinning::Pinning(EventLoop& loop, StreamOrder& streams, Pools& pools)
-    : streams_(streams), pools_(pools), looks_(loop, [this] { return look(); }) {
+    : streams_(streams), pools_(pools), looks_(loop, [this] { return poll(); }) {
   PinnedRanges::on_segment_end([this] {
     has_segment_ended_ = true;
     looks_.request();
@@ -60,7 +60,7 @@ Pinning::Pinning(EventLoop& loop, StreamOrder& streams, Pools& pools)
                            .must_not_wait = [&loop] { return loop.runs_here(); }});
 }
 
-Timer::Pause Pinning::look() noexcept {
+Timer::Pause Pinning::poll() noexcept {
   // Read now, because a thread may be about to unmap a segment.
   const bool again = has_segment_ended_.exchange(false);
   sweep();

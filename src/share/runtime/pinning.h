@@ -106,7 +106,7 @@ class Pinning {
 
   /// Finds pieces whose segment nothing else has mapped, and ends dropped references. Returns a short pause while a
   /// piece waits for a device.
-  Timer::Pause look() noexcept;
+  Timer::Pause poll() noexcept;
   void sweep() noexcept;
 
   StreamOrder& streams_;

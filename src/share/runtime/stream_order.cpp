@@ -20,13 +20,13 @@ void settle_at_exit() {
 }  // namespace
 
 StreamOrder::StreamOrder(const ProcessId& self, Peers& peers, EventLoop& loop)
-    : self_(self), peers_(peers), releases_(timeline_), looks_(loop, [this] { return look(); }) {
+    : self_(self), peers_(peers), releases_(timeline_), looks_(loop, [this] { return poll(); }) {
   timeline_.on_first_mark = [] {
     static std::once_flag once;  // registered after the driver's own handlers, and so run before them
     std::call_once(once, [] { std::atexit(settle_at_exit); });
   };
-  timeline_.on_wait = [this] { look_soon(); };
-  releases_.on_wait = [this] { look_soon(); };
+  timeline_.on_wait = [this] { poll_soon(); };
+  releases_.on_wait = [this] { poll_soon(); };
   releases_.on_left = [this] { marking_.request(); };
   releases_.must_not_wait = [&loop] { return loop.runs_here(); };
 }
@@ -37,17 +37,17 @@ void StreamOrder::wait_for(const ProcessId& maker, const TimelinePoint& point, D
   ForeignTimeline* const timeline = peers_.timeline_of(maker);
   if (!timeline) return;
   timeline->wait(device, stream, point);
-  if (!timeline->has_passed(point)) look_soon();  // see poll_waits()
+  if (!timeline->has_passed(point)) poll_soon();  // see poll_waits()
 }
 
-void StreamOrder::look_soon() noexcept {
+void StreamOrder::poll_soon() noexcept {
   if (!is_asked_.load(std::memory_order_relaxed)) is_asked_ = true;
   looks_.request();
 }
 
 /// Looks often while marks are being reached, because a stream that has reached one mark is likely to reach the next
 /// soon.
-Timer::Pause StreamOrder::look() {
+Timer::Pause StreamOrder::poll() {
   constexpr std::chrono::milliseconds kLongestPause{160};
   const bool was_asked = is_asked_.exchange(false);
   const bool waiting = poll_waits();

@@ -118,8 +118,8 @@ class StreamOrder {
  private:
   /// Looks at waits, devices and releases. Returns a short pause after a new wait, which may end soon, and longer ones
   /// for older waits.
-  Timer::Pause look();
-  void look_soon() noexcept;
+  Timer::Pause poll();
+  void poll_soon() noexcept;
   bool poll_waits();
 
   const ProcessId self_;

@@ -219,7 +219,7 @@ void serve_hosts(StreamSocket socket, ByteSpan key, std::uint64_t rate,
   EventLoop loop("onecopy-ferry");
   std::optional<transport::TlsListener> listener;
   Timer looks(loop, [&] {
-    listener->look_again();
+    listener->poll();
     return listener->has_more_to_do() ? Timer::Pause(1000ms) : Timer::Pause();
   });
   listener.emplace(

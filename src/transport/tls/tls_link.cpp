@@ -53,11 +53,11 @@ bool is_any_unacknowledged(int fd) noexcept {
 }  // namespace
 
 TlsLink::TlsLink(std::unique_ptr<TlsStream> stream, Side side, std::chrono::milliseconds peer_timeout,
-                 std::function<void(int)> look_again)
+                 std::function<void(int)> rearm)
     : stream_(std::move(stream)),
       inbox_(side == Side::client),
       fd_(stream_->fd()),
-      look_again_(std::move(look_again)),
+      rearm_(std::move(rearm)),
       heard_ns_(now_ns()) {
   set_timeout(fd_, peer_timeout);
   limit_pauses(fd_, peer_timeout);
@@ -100,7 +100,7 @@ bool TlsLink::is_in_burst() noexcept {
 /// Asks the loop to send. The message is in the outbox before the request, and the loop resets the request before it
 /// reads the outbox, so no message is missed.
 void TlsLink::leave_to_loop() noexcept {
-  if (!is_left_to_loop_.exchange(true)) look_again();
+  if (!is_left_to_loop_.exchange(true)) rearm();
 }
 
 void TlsLink::put_frame(FrameKind kind, Bytes&& bytes) {
@@ -108,9 +108,9 @@ void TlsLink::put_frame(FrameKind kind, Bytes&& bytes) {
   pump();
 }
 
-void TlsLink::look_again() const noexcept {
+void TlsLink::rearm() const noexcept {
   try {
-    look_again_(fd_);
+    rearm_(fd_);
   } catch (const std::exception& error) {
     log_warning(fmt::format("a connection to another host is not looked at: {}", error.what()));
   }
@@ -126,7 +126,7 @@ void TlsLink::pump() noexcept {
       progress = send_some(false);
     }
     outbox_.window().tell_waiters();
-    if (progress == Progress::interrupted) look_again();
+    if (progress == Progress::interrupted) rearm();
     if (progress != Progress::done || outbox_.is_empty()) return;
   }
 }
@@ -184,7 +184,7 @@ Inbox::Arrived TlsLink::on_ready() noexcept {
     if (const Progress sent = send_some(false); progress == Progress::done) progress = sent;
   }
   outbox_.window().tell_waiters();
-  if (progress == Progress::interrupted) look_again();
+  if (progress == Progress::interrupted) rearm();
   else if (progress == Progress::done && !outbox_.is_empty()) pump();
   return arrived;
 }
@@ -195,12 +195,12 @@ void TlsLink::beat() noexcept {
     const LockGuard lock(streaming_);
     progress = send_some(true);
   }
-  if (progress == Progress::interrupted) look_again();
+  if (progress == Progress::interrupted) rearm();
   else if (progress == Progress::done && !outbox_.is_empty()) pump();
 }
 
 void TlsLink::close() noexcept {
-  if (!is_closed_.exchange(true)) look_again();
+  if (!is_closed_.exchange(true)) rearm();
 }
 
 bool TlsLink::has_arrived() const noexcept { return has_sent_all() && !is_any_unacknowledged(fd_); }

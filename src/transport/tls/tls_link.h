@@ -153,10 +153,10 @@ class Inbox {
 /// look again. A closed link delivers no further message.
 class TlsLink {
  public:
-  /// Makes a link. `look_again` asks the event loop to call on_ready() soon, because another thread has left messages to
+  /// Makes a link. `rearm` asks the event loop to call on_ready() soon, because another thread has left messages to
   /// it.
   TlsLink(std::unique_ptr<TlsStream> stream, Side side, std::chrono::milliseconds peer_timeout,
-          std::function<void(int fd)> look_again);
+          std::function<void(int fd)> rearm);
 
   /// Sends a message. The caller may write its tensors as soon as put() returns. Waits for room (see Outbox), so the
   /// loop's thread must not call it. Throws timeout after `until`, after which the message is withdrawn,
@@ -195,14 +195,14 @@ class TlsLink {
   Progress send_some(bool is_beat) noexcept REQUIRES(streaming_);
   Progress send_records(bool is_beat) REQUIRES(streaming_);
   void receive(Inbox::Arrived& arrived) REQUIRES(streaming_);
-  void look_again() const noexcept;
+  void rearm() const noexcept;
 
   Mutex streaming_;  ///< held by the thread that has the stream
   const std::unique_ptr<TlsStream> stream_ PT_GUARDED_BY(streaming_);
   Inbox inbox_ GUARDED_BY(streaming_);
   Outbox outbox_;
   const int fd_;
-  const std::function<void(int)> look_again_;
+  const std::function<void(int)> rearm_;
   std::atomic<bool> is_closed_{false}, has_unsent_{false};
   std::atomic<bool> is_left_to_loop_{false};  ///< the loop was asked for a turn and has not begun it
   std::atomic<std::int64_t> last_put_ns_{0};

@@ -154,7 +154,7 @@ std::unique_ptr<TlsStream> TlsListener::drop(At stranger) noexcept {
   return stream;
 }
 
-void TlsListener::look_again() noexcept {
+void TlsListener::poll() noexcept {
   for (auto at = strangers_.begin(); at != strangers_.end();) {
     const auto next = std::next(at);
     if (at->deadline.has_passed()) drop(at);

@@ -26,7 +26,7 @@ class TlsListener {
 
   struct Options {
     std::shared_ptr<const TlsContext> context;
-    /// Reports that has_more_to_do(): look_again() must be called within seconds.
+    /// Reports that has_more_to_do(): poll() must be called within seconds.
     std::function<void()> watch;
     /// Gets each connection whose two ends have proved the key.
     std::function<void(std::unique_ptr<TlsStream>)> proved;
@@ -41,8 +41,8 @@ class TlsListener {
   /// of this host. Throws invalid_argument if there is none.
   std::string endpoint() const;
   /// Drops strangers whose time is over, and accepts connections that a lack of descriptors has kept out.
-  void look_again() noexcept;
-  /// Returns whether look_again() must be called.
+  void poll() noexcept;
+  /// Returns whether poll() must be called.
   bool has_more_to_do() const noexcept { return !strangers_.empty() || is_short_; }
 
  private:
