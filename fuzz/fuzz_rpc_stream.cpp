@@ -19,7 +19,7 @@ void run(ByteSpan rest) {
   Inbox inbox(true, kMaxBytes);
   Inbox::Arrived arrived;
   while (!rest.empty()) {
-    const auto room = inbox.buffer();
+    const auto room = inbox.room();
     require(!room.empty(), "there is room for the next bytes");
     const std::size_t part = std::min(room.size(), rest.size());
     std::copy_n(rest.begin(), part, room.begin());

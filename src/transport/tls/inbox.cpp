@@ -11,7 +11,7 @@ std::span<std::byte> Inbox::left() noexcept {
   return (has_head_ ? payload_ : std::as_writable_bytes(std::span(&head_, 1))).subspan(got_);
 }
 
-std::span<std::byte> Inbox::buffer() noexcept {
+std::span<std::byte> Inbox::room() noexcept {
   is_in_place_ = left().size() >= small_.size();
   return is_in_place_ ? left() : small_;
 }

@@ -160,7 +160,7 @@ TlsLink::Progress TlsLink::send_records(bool is_beat) {
 
 void TlsLink::receive(Inbox::Arrived& arrived) {
   stream_->begin_turn();
-  while (const std::size_t got = stream_->read(inbox_.buffer())) {
+  while (const std::size_t got = stream_->read(inbox_.room())) {
     heard_ns_.store(now_ns(), std::memory_order_relaxed);
     inbox_.take(got, arrived);
   }

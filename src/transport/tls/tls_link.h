@@ -122,8 +122,8 @@ class Inbox {
       : assembly_(max_bytes), whole_(max_bytes), has_hello_(has_hello) {}
 
   /// Returns the memory for the next bytes.
-  std::span<std::byte> buffer() noexcept;
-  /// Takes bytes that were written into buffer(). Throws protocol.
+  std::span<std::byte> room() noexcept;
+  /// Takes bytes that were written into room(). Throws protocol.
   void take(std::size_t bytes, Arrived& arrived);
 
  private:

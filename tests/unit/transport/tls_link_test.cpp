@@ -64,7 +64,7 @@ class ALinkAlone : public ::testing::Test {
     while (arrived_.messages.size() < count) {
       link_->on_ready();
       there_->begin_turn();
-      while (const std::size_t got = there_->read(inbox_.buffer())) inbox_.take(got, arrived_);
+      while (const std::size_t got = there_->read(inbox_.room())) inbox_.take(got, arrived_);
     }
   }
   static Message note_with(Tensor tensor) {

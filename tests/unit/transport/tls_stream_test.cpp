@@ -325,7 +325,7 @@ void give(Inbox& inbox, FrameKind kind, ByteSpan payload) {
   Inbox::Arrived arrived;
   const auto add = [&](ByteSpan bytes) {
     while (!bytes.empty()) {
-      const auto room = inbox.buffer();
+      const auto room = inbox.room();
       const std::size_t part = std::min(room.size(), bytes.size());
       std::copy_n(bytes.begin(), part, room.begin());
       inbox.take(part, arrived);
