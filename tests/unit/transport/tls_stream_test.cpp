@@ -121,7 +121,7 @@ class RecordsOnTheWay : public ::testing::Test {
   }
   void receive() {
     receiver_->stream->begin_turn();
-    while (const std::size_t got = receiver_->stream->read(inbox_->window())) inbox_->take(got, arrived_);
+    while (const std::size_t got = receiver_->stream->read(inbox_->room())) inbox_->take(got, arrived_);
   }
   void deliver(ByteSpan bytes) {
     constexpr std::size_t kPart = 64 << 10;
