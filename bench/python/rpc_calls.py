@@ -390,7 +390,7 @@ def trained(effort: Effort) -> Row:
     mine, theirs, alone = found["onecopy"], found["torch"], found["trained alone"]
     row.judge_ratio("onecopy, beside torch", mine.median(), "ns", "torch", at_most(mine.ratio_to(theirs), 1 / 2.5))
     row.add("torch", theirs.median(), "ns")
-    row.add("the same step in one process, with torch alone", alone.median(), "ns")
+    row.add("the step in one process, with torch alone", alone.median(), "ns")
     return row
 
 
