@@ -114,11 +114,12 @@ void ProcessWatch::start(EventLoop& loop, EventLoop::Task on_end) {
 
 void ProcessWatch::stop() noexcept {
   if (task_ == 0) return;
+  // What the task owns may take other locks, so the task is destroyed without this one.
+  decltype(process_->tasks)::node_type ended;
   const LockGuard lock(watching);
-  const auto at = process_->tasks.find(std::exchange(task_, 0));
-  if (at == process_->tasks.end()) return;  // it was run
-  EventLoop& loop = *at->second.loop;
-  process_->tasks.erase(at);
+  ended = process_->tasks.extract(std::exchange(task_, 0));
+  if (ended.empty()) return;  // it was run
+  EventLoop& loop = *ended.mapped().loop;
   if (!process_->is_waited_for_on(loop)) loop.remove(process_->pidfd.get());
 }
 

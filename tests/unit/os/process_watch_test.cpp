@@ -7,12 +7,14 @@
 #include <atomic>
 #include <filesystem>
 #include <iterator>
+#include <memory>
 #include <stdexcept>
 #include <utility>
 
 #include "os/process.h"
 #include "support/child.h"
 #include "support/eventually.h"
+#include "support/watchdog.h"
 
 namespace onecopy {
 namespace {
@@ -55,6 +57,16 @@ TEST(ProcessWatch, OfAProcessWithoutAKnownNumberOwnsItsDescriptor) {
   EXPECT_EQ(open_descriptors(), before + 1);
   EXPECT_FALSE(unknown.has_ended());
   EXPECT_FALSE(ProcessWatch(child.pid(), Fd()));
+}
+
+TEST(ProcessWatch, MayOwnAnotherOneByItsTask) {
+  const testing::Watchdog watchdog;
+  Child child = paused();
+  EventLoop loop;
+  ProcessWatch outer = watch_of(child);
+  outer.start(loop, [inner = std::make_shared<ProcessWatch>(watch_of(child))] {});
+  outer.stop();
+  EXPECT_FALSE(outer.has_ended());
 }
 
 TEST(ProcessWatch, OfAProcessThatHasEndedIsNotSharedWithAnotherOfItsNumber) {
