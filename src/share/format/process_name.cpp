@@ -77,8 +77,9 @@ std::vector<std::string> listening_names() {
   std::vector<std::string> names;
   if (const std::string directory = runtime_directory(); !directory.empty()) {
     std::error_code error;
-    for (const auto& entry : std::filesystem::directory_iterator(directory, error))
-      names.push_back(entry.path().filename().string());
+    for (std::filesystem::directory_iterator at(directory, error), end; !error && at != end;
+         at.increment(error))
+      names.push_back(at->path().filename().string());
     // The first process that listens makes the directory, in one that exists.
     const bool is_to_be_made = error == std::errc::no_such_file_or_directory &&
                                std::filesystem::exists(std::filesystem::path(directory).parent_path());
