@@ -84,10 +84,9 @@ class Call(CallFuture):
     def cancel(self) -> bool:
         """Fails the call at once with Cancelled, and sets ``current_call().cancelled`` for its function. A function
         that has not started does not start. Returns False if the outcome had arrived already."""
-        if self.done():
+        if not self.complete(None, Cancelled(f"{self.function} at {self.to} was cancelled by this process")):
             return False
         self.agent.note(self.to.id, "cancel", self._listed.number)
-        self.complete(None, Cancelled(f"{self.function} at {self.to} was cancelled by this process"))
         return True
 
     def __await__(self) -> Generator[Any, None, Any]:

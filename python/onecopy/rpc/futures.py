@@ -94,16 +94,20 @@ class CallFuture(torch.futures.Future):
         if call is not None and not self._is_settled and not call.want(self):
             self._settle()
 
-    def complete(self, value: Any, error: Exception | None = None) -> None:
-        """Ends the call with this outcome, unless it has one. Callbacks run here only if there is no call."""
+    def complete(self, value: Any, error: Exception | None = None) -> bool:
+        """Ends the call with this outcome. Returns False if the call has one already.
+
+        Callbacks run here only if there is no call."""
         with self._turn:
             if self._given is not None or self._is_settled:
-                return
+                return False
             self._given = (value, error, ())
             if self._call is not None and not self._call.end():
                 self._given = None
+                return False
         if self._call is None:
             self._settle()
+        return True
 
     def complete_in_order(self, call: Any, outcome: Outcome) -> None:
         """Completes the Future with an answer that had to be decoded before the next message."""

@@ -217,6 +217,23 @@ def cancel_a_running_call():
     assert not made.cancel()
 
 
+def cancel_a_call_that_is_answered_at_once():
+    made = rpc.call_async("worker1", theirs.until_cancelled)
+    until(lambda: "begun" in call(theirs.what_was_seen), "it has not begun")
+    agent = type(made.agent)
+
+    def note(self, *arguments, tell=agent.note):
+        tell(self, *arguments)
+        until(made.done, "the function has not answered")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(agent, "note", note)
+        assert made.cancel()
+    with pytest.raises(rpc.Cancelled):
+        made.wait()
+    until(lambda: "cancelled" in call(theirs.what_was_seen), "the function was not told")
+
+
 def interrupt_a_call():
     def interrupt():
         until(lambda: "begun" in call(theirs.what_was_seen), "it has not begun")
@@ -236,6 +253,10 @@ def test_an_interrupted_call_is_over_on_both_sides(pair):
 
 def test_a_cancelled_call_fails_at_once_and_its_function_is_told(pair):
     pair[0](cancel_a_running_call)
+
+
+def test_a_cancelled_call_is_cancelled_however_fast_its_function_answers(pair):
+    pair[0](cancel_a_call_that_is_answered_at_once)
 
 
 def time_out():
