@@ -136,7 +136,7 @@ void DeviceMemory::check_range(std::size_t offset, std::size_t bytes) const {
 }
 
 ExportedMemory DeviceMemory::export_memory(Access access) const {
-  if (access == Access::read_write && access_ == Access::read_only && kind() != SegmentKind::sealed_file)
+  if (access == Access::read_write && access_ == Access::read_only && !is_sealed(kind()))
     throw Error(ErrorCode::read_only, "a segment that was opened read-only cannot be lent for writing");
   ExportedMemory memory = do_export(access);
   memory.kind = kind();
@@ -166,6 +166,10 @@ bool is_weak(SegmentKind kind) noexcept {
   return kind == SegmentKind::cuda_ipc || kind == SegmentKind::ascend_key;
 }
 
+bool is_sealed(SegmentKind kind) noexcept {
+  return kind == SegmentKind::sealed_file || kind == SegmentKind::cuda_sealed;
+}
+
 DeviceType device_type(SegmentKind kind) noexcept {
   switch (kind) {
     case SegmentKind::memfd:
@@ -173,6 +177,7 @@ DeviceType device_type(SegmentKind kind) noexcept {
     case SegmentKind::shared_file:
     case SegmentKind::sealed_file: return DeviceType::cpu;
     case SegmentKind::cuda_vmm:
+    case SegmentKind::cuda_sealed:
     case SegmentKind::cuda_ipc: return DeviceType::cuda;
     case SegmentKind::ascend_key:
     case SegmentKind::ascend_vmm: return DeviceType::npu;

@@ -111,8 +111,8 @@ class Session final {
   /// Adopts memory that was made by other means as one segment with one block of this process. Returns a row of its
   /// first `size` bytes. The pages are allocated when they are used, so none are counted in Stats::bytes_shared.
   Tensor adopt(std::unique_ptr<DeviceMemory> memory, std::uint64_t size);
-  /// Returns memory of kind sealed_file as a segment of this process, in which blocks are lent.
-  std::shared_ptr<LentMemory> lend(ExportedMemory memory);
+  /// Returns memory of kind sealed_file or cuda_sealed as a segment of this process, in which blocks are lent.
+  std::shared_ptr<LentMemory> lend(Device device, ExportedMemory memory);
   /// Returns whether the ledger of this process counts the block directly.
   bool owns(const BlockRef& block) const noexcept { return block.group() == own_; }
   /// Returns another reference to a block of this process; empty if the name is stale.
@@ -207,8 +207,8 @@ inline bool is_sendable(const Tensor& tensor) {
   return !group || (group->shareable() &&
                     !(has_private_memory.load(std::memory_order_relaxed) && is_private(tensor)));
 }
-/// Returns what is sent in place of the tensor: the tensor itself if is_sendable(), a lent block for memory of the
-/// store, or a copy of memory in which this process may have pages of its own. Returns a tensor that no verb accepts
+/// Returns what is sent in place of the tensor: the tensor itself if is_sendable(), a lent block or a copy for memory of
+/// the store, or a copy of memory in which this process may have pages of its own. Returns a tensor that no verb accepts
 /// unchanged.
 Tensor sendable(const Tensor& tensor);
 

@@ -114,13 +114,14 @@ run_all() {
   if has_module pytest; then
     start tests 80 bash -c 'pytest_on test_cuda.py'
     start tests-devices 80 bash -c 'pytest_on test_devices.py -k cuda'
+    start tests-stored 80 bash -c 'pytest_on test_stored.py'
     start tests-torch 150 bash -c 'pytest_on test_cuda_torch.py'
     start tests-graphs 300 bash -c 'pytest_on test_cuda_graphs.py python/tests/graphs/test_graphs.py python/tests/graphs/test_graphs_faults.py'
     for name in cpu cuda; do
       start "tests-graphs-fuzz-$name" 400 env ONECOPY_TEST_PATIENCE=300 ONECOPY_GRAPH_PROGRAMS="${ONECOPY_GRAPH_PROGRAMS:-200}" \
         bash -c "pytest_on test_graphs_fuzz.py -k $name"
     done
-    names+=(tests tests-devices tests-torch tests-graphs tests-graphs-fuzz-cpu tests-graphs-fuzz-cuda)
+    names+=(tests tests-devices tests-stored tests-torch tests-graphs tests-graphs-fuzz-cpu tests-graphs-fuzz-cuda)
   else
     ROWS+=("| tests                  | NOT RUN      |          | pytest is not installed for $PYTHON |")
     FAILURES=$((FAILURES + 1))

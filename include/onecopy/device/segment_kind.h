@@ -22,10 +22,15 @@ enum class SegmentKind : std::uint8_t {
   /// A sealed memfd, which no process can change. A borrower that opens the memory for writing gets a copy of its own of
   /// each page that it writes to.
   sealed_file = 8,
+  /// An allocation of kind cuda_vmm that no process changes. Each process that has the memory also has a descriptor that
+  /// shows others that the memory is in use.
+  cuda_sealed = 9,
 };
 
 /// Returns whether the memory ends with the process that allocated it, even while borrowers have it open.
 bool is_weak(SegmentKind kind) noexcept;
+/// Returns whether no process can change the memory, so that its descriptors serve all accesses.
+bool is_sealed(SegmentKind kind) noexcept;
 /// Returns the type of device that holds memory of this kind.
 DeviceType device_type(SegmentKind kind) noexcept;
 

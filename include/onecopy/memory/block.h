@@ -21,6 +21,7 @@ struct BlockInfo {
 };
 
 class BlockRef;
+class Tensor;
 
 /// An interface that counts references to a group of blocks. Implemented by the ledger for blocks allocated here, by a
 /// peer for borrowed blocks, by the store for versions, and by a framework for memory that is not shared. Thread safety:
@@ -29,9 +30,9 @@ class BlockGroup {
  public:
   /// Returns whether other processes can open these blocks: false for memory of frameworks and of the store.
   bool shareable() const noexcept { return shareable_; }
-  /// Returns a block that other processes can open and that has the `bytes` bytes from `at` on, which is set to their
-  /// address in that block. Returns an empty reference if there is no such block.
-  inline virtual BlockRef lend(std::byte*& at, std::size_t bytes);
+  /// Returns what other processes open in place of a tensor in these blocks: a tensor of the same memory, or a copy.
+  /// Returns an empty tensor if no verb takes such tensors.
+  virtual Tensor lend(const Tensor& tensor);
   /// Adds a reference to a block that the caller already holds.
   virtual void retain(std::uint32_t number) noexcept = 0;
   virtual void release(std::uint32_t number) noexcept = 0;
@@ -80,8 +81,6 @@ class BlockRef {
   BlockGroup* group_ = nullptr;
   std::uint32_t number_ = 0;
 };
-
-inline BlockRef BlockGroup::lend(std::byte*&, std::size_t) { return {}; }
 
 }  // namespace onecopy
 ONECOPY_API_END

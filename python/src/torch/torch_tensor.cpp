@@ -193,8 +193,8 @@ Tensor with_block_of(Tensor&& bytes, std::size_t offset, Layout&& layout, Device
   return {bytes.take_block(), data, std::move(layout), device, access};
 }
 
-/// Returns what other processes open in place of the tensor: nearly always its own block. A stored version that cannot be
-/// lent is copied.
+/// Returns what other processes open in place of the tensor: nearly always its own block. A draft of the store is
+/// copied.
 Tensor sent(Tensor&& tensor) {
   if (is_sendable(tensor)) [[likely]]
     return std::move(tensor);

@@ -10,6 +10,7 @@
 #include "array/numpy.h"
 #include "binding/args.h"
 #include "binding/device.h"
+#include "binding/gil.h"
 #include "core/throw_error.h"
 #include "onecopy/share/share.h"
 #include "share/session.h"
@@ -30,7 +31,8 @@ Leaf leaf(nb::handle object) {
 std::optional<FlaggedTensor> Leaf::tensor(For use) && {
   if (of_torch)
     return use == For::this_process ? std::move(*of_torch).here() : std::move(*of_torch).share();
-  if (ours) return FlaggedTensor{use == For::this_process ? *ours : sendable(*ours), 0};
+  if (ours && (use == For::this_process || is_sendable(*ours))) return FlaggedTensor{*ours, 0};
+  if (ours) return FlaggedTensor{without_gil([&] { return sendable(*ours); }), 0};
   if (use == For::message)
     if (const auto array = SharedArray::of(object.ptr())) return FlaggedTensor{array->tensor(), kNumpyFlag};
   return std::nullopt;

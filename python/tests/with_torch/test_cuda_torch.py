@@ -19,6 +19,7 @@ torch = pytest.importorskip("torch")
 
 import onecopy
 import onecopy.multiprocessing as mp
+from onecopy.__main__ import command_to_start
 from onecopy.multiprocessing.reductions import reduce_storage, reduce_tensor
 
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # the processes of other tests are forked from here
@@ -184,14 +185,53 @@ def test_a_handle_written_down_is_good_as_long_as_the_tensor():
     tensor = torch.full((4,), 5.0, device="cuda:0")
     data = onecopy.share(tensor).to_bytes()
     gc.collect()
-    onecopy.collect()
-    before = borrower(leases)
+    before = settled(lambda: borrower(leases))  # leases of earlier tests end later, and would hide this one
     assert borrower(describe, data)[4] == [5, 5, 5, 5]
     del tensor
     gc.collect()
     assert eventually(lambda: borrower(leases) <= before), "the borrower's own lease ends with a tick"
+    onecopy.collect()
     with pytest.raises(onecopy.StaleHandle):
         borrower(describe, data)
+
+
+def mean_of_kept() -> float:
+    return kept["tensor"][::4096].float().mean().item()
+
+
+def get_and_keep(queue) -> float:
+    kept["tensor"] = queue.get(timeout=60)
+    return mean_of_kept()
+
+
+def free_bytes() -> int:
+    torch.cuda.synchronize()
+    return torch.cuda.mem_get_info()[0]
+
+
+@on_device
+def test_a_tensor_of_a_version_is_sent_without_a_copy(tmp_path):
+    size = 1 << 28
+    os.environ["ONECOPY_STORE_DIR"] = str(tmp_path / "store")
+    try:
+        store = onecopy.store.connect()
+        store.publish("weights", {"w": torch.full((size,), 7, dtype=torch.uint8)}, device="cuda:0")
+        version = store.open("weights")
+        queue = onecopy.Queue()
+        queue.put(torch.ones(1, device="cuda:0"))
+        borrower(get_and_keep, queue)  # makes the contexts
+        before = free_bytes()
+        queue.put(version["w"])
+        assert borrower(get_and_keep, queue) == 7
+        assert before - free_bytes() < size // 4, "the card holds a copy"
+        del version
+        store.delete("weights")
+        gc.collect()
+        assert borrower(mean_of_kept) == 7
+        borrower(drop_kept)
+        assert eventually(lambda: free_bytes() - before > size // 2), "the version's memory is freed with its receiver"
+    finally:
+        subprocess.run([command_to_start(), "store", "stop"], check=True)
 
 
 @on_device

@@ -62,13 +62,18 @@ std::unique_ptr<DeviceMemory> CudaBackend::create(int ordinal, std::size_t bytes
 
 std::unique_ptr<DeviceMemory> CudaBackend::open(int home, ExportedMemory memory, Access access, int user) {
   switch (memory.kind) {
-    case SegmentKind::cuda_vmm:
-      check_chunks(memory, access);
-      check_path(user, home);
-      return std::make_unique<VmmSegment>(*this, home, user, std::move(memory), access);
+    case SegmentKind::cuda_vmm: return open_chunks(home, std::move(memory), access, user);
+    case SegmentKind::cuda_sealed: return open_sealed(home, std::move(memory), access, user);
     case SegmentKind::cuda_ipc: return open_legacy(home, memory, access, user);
     default: refuse(memory.kind);
   }
+}
+
+std::unique_ptr<DeviceMemory> CudaBackend::open_chunks(int home, ExportedMemory memory, Access access,
+                                                       int user) {
+  check_chunks(memory, access);
+  check_path(user, home);
+  return std::make_unique<VmmSegment>(*this, home, user, std::move(memory), access);
 }
 
 /// Duplicates the descriptors. All accesses share one descriptor, because the mapping determines the access.

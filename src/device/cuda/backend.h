@@ -53,6 +53,8 @@ class CudaBackend final : public Backend {
  private:
   static std::unique_ptr<DeviceMemory> open_legacy(int home, const ExportedMemory& memory, Access access,
                                                    int user);
+  std::unique_ptr<DeviceMemory> open_chunks(int home, ExportedMemory memory, Access access, int user);
+  std::unique_ptr<DeviceMemory> open_sealed(int home, ExportedMemory memory, Access access, int user);
 };
 
 }  // namespace onecopy::cuda

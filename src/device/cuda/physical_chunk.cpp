@@ -178,7 +178,8 @@ std::vector<std::unique_ptr<PhysicalChunk>> CudaBackend::import_chunks(int home,
   }
   auto received = std::make_shared<ReceivedChunk>();
   received->chunks = sizes.size();
-  if (first == 0) received->kept.keep(std::move(memory.fds));
+  if (first == 0 && memory.kind != SegmentKind::cuda_sealed)  // SealedMemory keeps its own
+    received->kept.keep(std::move(memory.fds));
   std::vector<std::unique_ptr<PhysicalChunk>> chunks;
   for (std::size_t i = 0; i < sizes.size(); ++i)
     chunks.push_back(std::make_unique<ImportedChunk>(home, sizes[i], std::move(handles[i]), received, i));

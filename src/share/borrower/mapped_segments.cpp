@@ -59,7 +59,7 @@ ExportedMemory MappedSegments::export_memory(std::uint32_t segment, Access acces
   const Mapped* mapped = find_mapped(segment, Access::read_write);
   if (!mapped) mapped = find_mapped(segment, Access::read_only);
   if (mapped && access == Access::read_write && mapped->memory->access() == Access::read_only &&
-      mapped->place.kind != SegmentKind::sealed_file)
+      !is_sealed(mapped->place.kind))
     mapped = nullptr;
   if (!mapped)
     throw_error(ErrorCode::owner_died, "segment {} of that owner is not mapped here {}", segment,

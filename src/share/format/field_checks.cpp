@@ -35,7 +35,7 @@ void check_segment(const Subject& subject, std::uint8_t device_type, const Uuid&
                    std::uint32_t segment, std::uint64_t segment_size) {
   if (device_type < 1 || device_type > 3)
     refuse(subject, "names device type {}, which does not exist", device_type);
-  if (kind < 1 || kind > 8) refuse(subject, "names segment kind {}, which does not exist", kind);
+  if (kind < 1 || kind > 9) refuse(subject, "names segment kind {}, which does not exist", kind);
   const auto type = static_cast<DeviceType>(device_type);
   if (onecopy::device_type(static_cast<SegmentKind>(kind)) != type)
     refuse(subject, "contradicts itself: segment kind {} is not memory of a {} device", kind, name(type));

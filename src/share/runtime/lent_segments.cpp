@@ -5,12 +5,12 @@
 
 namespace onecopy {
 
-std::uint32_t LentSegments::add(std::unique_ptr<DeviceMemory> memory) {
+std::uint32_t LentSegments::add(Device device, std::unique_ptr<DeviceMemory> memory) {
   const std::uint32_t number = segments_.next_number();
   const LockGuard lock(mutex_);
   const auto at = uses_.try_emplace(number, 1).first;
   try {
-    segments_.add(number, kCpu, std::move(memory));
+    segments_.add(number, device, std::move(memory));
   } catch (...) {
     uses_.erase(at);
     throw;
@@ -33,11 +33,12 @@ void LentSegments::free(const Extent& extent) noexcept {
   segments_.remove(extent.segment);
 }
 
-LentSegment::LentSegment(std::unique_ptr<DeviceMemory> memory, LentSegments& segments, Ledger& ledger)
+LentSegment::LentSegment(Device device, std::unique_ptr<DeviceMemory> memory, LentSegments& segments,
+                         Ledger& ledger)
     : segments_(segments),
       ledger_(ledger),
       data_(memory->data()),
-      segment_(segments.add(std::move(memory))) {}
+      segment_(segments.add(device, std::move(memory))) {}
 
 LentSegment::~LentSegment() {
   if (is_of_this_process()) segments_.free({segment_, 0, 0, data_});

@@ -16,13 +16,13 @@
 namespace onecopy {
 
 /// The segments of this process that no pool made: adopted memory of the host, which is one block, and memory of which a
-/// LentSegment lends blocks. Removes a segment with its last use. Thread safety: all members may be called concurrently.
+/// LentSegment lends blocks, also of cards. Removes a segment with its last use. Thread safety: all members may be called concurrently.
 class LentSegments final : public ExtentOwner {
  public:
   explicit LentSegments(SegmentTable& segments) : segments_(segments) {}
 
-  /// Adds a segment with one use, which free() ends.
-  std::uint32_t add(std::unique_ptr<DeviceMemory> memory);
+  /// Adds a segment of the device with one use, which free() ends.
+  std::uint32_t add(Device device, std::unique_ptr<DeviceMemory> memory);
   void add_use(std::uint32_t segment);
   void free(const Extent& extent) noexcept override;
 
@@ -35,8 +35,8 @@ class LentSegments final : public ExtentOwner {
 /// A segment of which blocks are lent, see LentMemory.
 class LentSegment final : public LentMemory {
  public:
-  /// Takes memory of kind sealed_file that is mapped for reading.
-  LentSegment(std::unique_ptr<DeviceMemory> memory, LentSegments& segments, Ledger& ledger);
+  /// Takes memory of the device that cannot change and is mapped for reading.
+  LentSegment(Device device, std::unique_ptr<DeviceMemory> memory, LentSegments& segments, Ledger& ledger);
   ~LentSegment() override;
   LentSegment& operator=(LentSegment&&) = delete;
 

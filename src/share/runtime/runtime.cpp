@@ -229,7 +229,7 @@ std::pair<BlockRef, std::byte*> Runtime::allocate(std::uint64_t bytes, Device de
 Tensor Runtime::adopt(std::unique_ptr<DeviceMemory> memory, std::uint64_t size, std::uint64_t committed,
                       std::uint64_t offset) {
   std::byte* const data = memory->data() + offset;
-  const Extent extent{lent_.add(std::move(memory)), offset, size, data};
+  const Extent extent{lent_.add(kCpu, std::move(memory)), offset, size, data};
   segments_.add_committed(extent.segment, static_cast<std::int64_t>(committed));
   try {
     const Layout bytes(DType::u8, {static_cast<std::int64_t>(size)});

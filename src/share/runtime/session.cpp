@@ -25,10 +25,10 @@ Tensor Session::adopt(std::unique_ptr<DeviceMemory> memory, std::uint64_t size) 
 
 void Session::leave(const ProcessId& process) { runtime_.peers_.leave(process); }
 
-std::shared_ptr<LentMemory> Session::lend(ExportedMemory memory) {
+std::shared_ptr<LentMemory> Session::lend(Device device, ExportedMemory memory) {
   return std::make_shared<LentSegment>(
-      backend(DeviceType::cpu).open(0, std::move(memory), Access::read_only), runtime_.lent_,
-      runtime_.ledger_);
+      device, backend(device.type).open(device.index, std::move(memory), Access::read_only),
+      runtime_.lent_, runtime_.ledger_);
 }
 
 BlockRef Session::try_retain(const BlockName& name) noexcept {
@@ -85,11 +85,8 @@ Tensor sendable(const Tensor& tensor) {
   if (is_sendable(tensor)) return tensor;
   BlockGroup& group = *tensor.block().group();
   if (group.shareable()) return copy(tensor.view());
-  const std::byte* const begin = tensor.as<std::byte>();
-  std::byte* at = const_cast<std::byte*>(begin);
-  BlockRef lent = group.lend(at, tensor.layout().extent_bytes());
-  if (!lent) return tensor;
-  return {std::move(lent), at, tensor.layout(), kCpu, Access::read_write};
+  Tensor lent = group.lend(tensor);
+  return lent ? lent : tensor;
 }
 
 LocatedBlock Session::locate(const Tensor& tensor, const char* verb) {

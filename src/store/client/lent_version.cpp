@@ -14,28 +14,46 @@
 namespace onecopy::store {
 namespace {
 
-/// Returns the memory with an open file of its own, which is locked for reading.
-ExportedMemory locked(ExportedMemory memory) {
-  Fd own = reopen_read_only(memory.fds.front());
+/// Returns another open file of the same file, which is locked for reading.
+Fd locked(const Fd& file) {
+  Fd own = reopen_read_only(file);
   lock_for_reading(own);
-  memory.fds.front() = std::move(own);
+  return own;
+}
+
+/// Returns memory of the host through an open file that is locked for reading.
+ExportedMemory locked_on_host(ExportedMemory memory) {
+  memory.fds.front() = locked(memory.fds.front());
   memory.kind = SegmentKind::sealed_file;
   return memory;
 }
 
+/// Returns memory of a card, whose descriptors cannot be locked, with an open file of the table that is.
+ExportedMemory locked_on_card(ExportedMemory memory, const Fd& table) {
+  memory.fds.push_back(locked(table));
+  memory.kind = SegmentKind::cuda_sealed;
+  return memory;
+}
+
 /// Returns the memory of a version that can be lent; nothing for others.
-std::optional<ExportedMemory> lendable(const VersionRecord& version, std::vector<Fd> files) {
-  if (files.empty() || version.kind != VersionKind::copied) return std::nullopt;
-  const Table table = OpenTable(files.front()).table;
-  if (device_of(table) != kCpu || table.parts.size() != 1 || table.parts.front().files != 1)
-    return std::nullopt;
-  return locked(std::move(memory_of(table, std::move(files)).front()));
+std::optional<ExportedMemory> lendable(Device device, const Table& table, std::vector<Fd> files) {
+  if (table.parts.size() != 1 || table.parts.front().files != 1) return std::nullopt;
+  const Fd table_file = files.front().duplicate();
+  ExportedMemory memory = std::move(memory_of(table, std::move(files)).front());
+  if (device == kCpu) return locked_on_host(std::move(memory));
+  if (memory.kind == SegmentKind::cuda_vmm) return locked_on_card(std::move(memory), table_file);
+  return std::nullopt;
 }
 
 std::shared_ptr<LentMemory> make(const VersionRecord& version, const Reading& reading) {
+  if (version.kind != VersionKind::copied) return nullptr;
   try {
-    std::optional<ExportedMemory> memory = lendable(version, reading.files_for_others());
-    if (memory) return Session::current().lend(*std::move(memory));
+    std::vector<Fd> files = reading.files_for_others();
+    if (files.empty()) return nullptr;
+    const Table table = OpenTable(files.front()).table;
+    const Device device = device_of(table);
+    if (std::optional<ExportedMemory> memory = lendable(device, table, std::move(files)))
+      return Session::current().lend(device, *std::move(memory));
   } catch (const Error& error) {
     log_warning("tensors of version {} of \"{}\" are sent as copies: {}", version.number, version.name,
                 error.what());

@@ -5,66 +5,21 @@
 #include <chrono>
 #include <cstring>
 #include <iterator>
-#include <map>
 #include <thread>
 
 #include "core/throw_error.h"
 #include "device/capture_gate.h"
 #include "device/pinned_ranges.h"
+#include "onecopy/memory/copy.h"
 #include "os/deadline.h"
 #include "os/log.h"
 #include "os/memfd.h"
 #include "os/page_tables.h"
 #include "share/session.h"
+#include "store/client/stored_ranges.h"
 #include "store/format/message.h"
 
 namespace onecopy::store {
-namespace {
-
-/// The ranges of this process that are memory of the store. Thread safety: all members may be called concurrently. Never
-/// destroyed: tensors live until the end.
-class StoredRanges {
- public:
-  static StoredRanges& all() {
-    static StoredRanges* const ranges = new StoredRanges;
-    return *ranges;
-  }
-  void add(MappedMemory& memory) {
-    const LockGuard lock(mutex_);
-    ranges_[memory.data()] = &memory;
-    count_.store(ranges_.size(), std::memory_order_relaxed);
-  }
-  void remove(const MappedMemory& memory) noexcept {
-    const LockGuard lock(mutex_);
-    ranges_.erase(memory.data());
-    count_.store(ranges_.size(), std::memory_order_relaxed);
-  }
-  bool has(const void* at) noexcept {
-    if (count_.load(std::memory_order_relaxed) == 0) return false;
-    const LockGuard lock(mutex_);
-    return find_locked(at) != nullptr;
-  }
-  BlockRef find(const void* at) noexcept {
-    if (count_.load(std::memory_order_relaxed) == 0) return {};
-    const LockGuard lock(mutex_);
-    MappedMemory* const memory = find_locked(at);
-    return memory && memory->try_retain() ? BlockRef(memory, 0) : BlockRef();
-  }
-
- private:
-  MappedMemory* find_locked(const void* at) REQUIRES(mutex_) {
-    const auto after = ranges_.upper_bound(static_cast<const std::byte*>(at));
-    if (after == ranges_.begin()) return nullptr;
-    MappedMemory* const before = std::prev(after)->second;
-    return at < before->data() + before->size() ? before : nullptr;
-  }
-
-  std::atomic<std::size_t> count_{0};
-  Mutex mutex_;
-  std::map<const std::byte*, MappedMemory*> ranges_ GUARDED_BY(mutex_);  ///< by their first address
-};
-
-}  // namespace
 
 std::uint64_t MappedMemory::size_for(Device device, std::uint64_t bytes) {
   const std::uint64_t unit = backend(device.type).granularity();
@@ -131,11 +86,18 @@ Tensor stored_tensor(void* at, const Layout& layout) {
 
 BlockRef MappedMemory::find(const void* at) noexcept { return StoredRanges::all().find(at); }
 
-BlockRef MappedMemory::lend(std::byte*& at, std::size_t bytes) {
+Tensor MappedMemory::lend(const Tensor& tensor) {
   const std::shared_ptr<const Shown> version = shown();
-  const auto offset = static_cast<std::uint64_t>(at - data());
-  if (!version || !version->reading || bytes == 0 || offset > size_ || bytes > size_ - offset) return {};
-  return version->lent->lend(version->version, version->reading, {offset, bytes}, at);
+  if (!version || !version->reading) return {};
+  const std::size_t bytes = tensor.layout().extent_bytes();
+  const auto offset = static_cast<std::uint64_t>(tensor.as<std::byte>() - data());
+  std::byte* at = nullptr;
+  BlockRef lent;
+  if (bytes != 0 && offset <= size_ && bytes <= size_ - offset)
+    lent = version->lent->lend(version->version, version->reading, {offset, bytes}, at);
+  if (!lent) return copy(tensor.view());
+  return {std::move(lent), at, tensor.layout(), device_,
+          device_ == kCpu ? Access::read_write : Access::read_only};
 }
 
 void MappedMemory::map(Reservation& where, const Chunks& chunks, Access access) const {

@@ -71,8 +71,9 @@ class MappedMemory final : public BlockGroup {
   /// is called.
   void pin() const;
 
-  /// Lends bytes of the version that is shown now. Empty for a draft, also of another process, and for a version that LentVersion does not lend.
-  BlockRef lend(std::byte*& at, std::size_t bytes) override;
+  /// Lends a tensor of the version that is shown now, for writing if it is on the host. Copies a tensor of a version that
+  /// LentVersion does not lend. Empty for a draft, also of another process.
+  Tensor lend(const Tensor& tensor) override;
   /// Adds a reference, unless the last one is being dropped.
   bool try_retain() noexcept {
     std::uint64_t references = references_.load(std::memory_order_relaxed);

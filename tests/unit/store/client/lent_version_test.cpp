@@ -15,6 +15,7 @@
 #include "onecopy/share/bundle.h"
 #include "onecopy/share/pin.h"
 #include "onecopy/share/share.h"
+#include "onecopy/share/stats.h"
 #include "onecopy/store/store.h"
 #include "share/session.h"
 #include "store/keeper/keeper.h"
@@ -53,8 +54,8 @@ class LentVersionTest : public ::testing::Test {
     std::filesystem::remove_all(directory_);
   }
   /// Publishes a version of two tensors whose elements are all `value`.
-  void publish(std::int64_t value) {
-    Draft draft = store_->draft("x", kRows, kCpu, {.keep = 1});
+  void publish(std::int64_t value, Device device = kCpu) {
+    Draft draft = store_->draft("x", kRows, device, {.keep = 1});
     for (std::size_t row = 0; row < draft.size(); ++row)
       for (std::int64_t i = 0; i < draft.layout(row).numel(); ++i) set_element(draft.tensor(row), i, value);
     draft.publish();
@@ -160,6 +161,94 @@ TEST_F(LentVersionTest, TheVersionStaysUntilTheLastReceiverHasGone) {
   child.kill();
   child.join();
   EXPECT_TRUE(eventually([&] { return versions() == std::vector<std::uint64_t>{2}; }));
+}
+
+// On a card. The children begin first: a driver works in the process that has loaded it.
+
+constexpr Device kCard{DeviceType::cuda, 0};
+
+TEST_F(LentVersionTest, AReceiverOfACardsVersionReadsItsMemory) {
+  Queue queue = Queue::create({});
+  JoinedChild child([to_queue = queue.handle()] {
+    Queue of_child = Queue::connect(to_queue);
+    const Tensor received = of_child.get_tensor();
+    EXPECT_EQ(received.device(), kCard);
+    EXPECT_EQ(received.access(), Access::read_only);
+    EXPECT_EQ(element(received, 999), 7);
+    const Message message = of_child.get();
+    EXPECT_EQ(element(message.tensors.at(0), 5), 7);
+  });
+  publish(7, kCard);
+  const Version version = store_->open("x");
+  queue.put(version.tensor(0));
+  queue.put(Message{.tensors = {version.tensor(1)}});
+  EXPECT_EQ(stats().device_segments, 1U) << "the version";
+  EXPECT_EQ(stats().device_bytes, 0U) << "memory was made for a copy";
+  EXPECT_EQ(child.join(), 0);
+}
+
+TEST_F(LentVersionTest, ACardsVersionIsSentOnAndOutlivesEverybodyElse) {
+  Queue first = Queue::create({}), second = Queue::create({});
+  Child sender([&, to_first = first.handle()] {
+    publish(7, kCard);
+    Queue::connect(to_first).put(Store::connect({.autostart = false}).open("x").tensor(0));
+    ::pause();
+  });
+  Child between([to_first = first.handle(), to_second = second.handle()] {
+    Queue::connect(to_second).put(Queue::connect(to_first).get_tensor());
+    ::pause();
+  });
+  ASSERT_TRUE(eventually([&] { return second.size() == 1; }));
+  for (Child* dies : {&sender, &between}) {
+    dies->kill();
+    dies->join();
+  }
+  store_->remove("x");
+  const Tensor received = second.get_tensor();
+  EXPECT_EQ(element(received, 999), 7);
+}
+
+TEST_F(LentVersionTest, ACardsVersionStaysUntilTheLastReceiverHasGone) {
+  Queue queue = Queue::create({});
+  Shared<std::atomic<bool>> is_open;
+  Child child([&, to_queue = queue.handle()] {
+    const Tensor received = Queue::connect(to_queue).get_tensor();
+    is_open->store(true);
+    ::pause();
+  });
+  publish(7, kCard);
+  queue.put(store_->open("x").tensor(0));
+  EXPECT_TRUE(eventually([&] { return is_open->load(); }));
+  publish(8, kCard);
+  EXPECT_EQ(versions(), (std::vector<std::uint64_t>{1, 2}));
+  child.kill();
+  child.join();
+  EXPECT_TRUE(eventually([&] { return versions() == std::vector<std::uint64_t>{2}; }));
+}
+
+TEST_F(LentVersionTest, ACardsVersionIsOpenedForReadingAlsoByTheProcessThatSharesIt) {
+  publish(7, kCard);
+  const Version version = store_->open("x");
+  const Handle handle = share(version.tensor(0));
+  expect_refusal(ErrorCode::read_only, {"for reading only"}, [&] { open(handle); });
+  EXPECT_EQ(element(open(handle, Access::read_only), 999), 7);
+}
+
+TEST_F(LentVersionTest, WhatCannotBeLentIsSentAsACopy) {
+  const Tensor own = onecopy::testing::numbers(1000);
+  const std::vector<NamedTensor> named{{"a", own}, {"none", empty(Layout(DType::u8, {0}))}};
+  store_->publish("x", named, {.place = Placement::as_is});
+  const Version version = store_->open("x");
+  Queue queue = Queue::create({});
+  for (std::size_t row = 0; row < 2; ++row) {
+    queue.put(version.tensor(row));
+    const Tensor received = queue.get_tensor();
+    EXPECT_EQ(received.nbytes(), version.tensor(row).nbytes());
+    EXPECT_NE(received.data(), own.data());
+  }
+  const Tensor opened = open(share(version.tensor(0)));
+  set_element<std::int64_t>(opened, 999, 5);
+  EXPECT_EQ(element(version.tensor(0), 999), 999);
 }
 
 TEST_F(LentVersionTest, ADraftIsNotLent) {

@@ -143,8 +143,8 @@ TEST(ASlot, IsEmptyForVersionsWithoutBytes) {
 
 TEST(ASlot, LendsNothingOfAVersionThatNoReadingKeeps) {
   const BlockRef slot = open_slot(make_version(1));
-  std::byte* at = memory_of(slot).data();
-  EXPECT_FALSE(memory_of(slot).lend(at, 8));
+  const Tensor tensor(slot, memory_of(slot).data(), Layout(DType::u8, {8}), kCpu, Access::read_only);
+  EXPECT_FALSE(memory_of(slot).lend(tensor));
 }
 
 }  // namespace
