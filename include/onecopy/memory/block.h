@@ -30,9 +30,11 @@ class BlockGroup {
  public:
   /// Returns whether other processes can open these blocks: false for memory of frameworks and of the store.
   bool shareable() const noexcept { return shareable_; }
-  /// Returns what other processes open in place of a tensor in these blocks: a tensor of the same memory, or a copy.
-  /// Returns an empty tensor if no verb takes such tensors.
+  /// Returns a tensor of the same memory that other processes can open, in place of a tensor in these blocks. Returns an
+  /// empty tensor if there is none.
   virtual Tensor lend(const Tensor& tensor);
+  /// Returns whether a tensor that is not lent is sent as a copy, and not refused.
+  virtual bool is_sent_as_copy() const noexcept { return false; }
   /// Adds a reference to a block that the caller already holds.
   virtual void retain(std::uint32_t number) noexcept = 0;
   virtual void release(std::uint32_t number) noexcept = 0;

@@ -125,7 +125,7 @@ class SharedStorage:
         *_event: Any,
     ) -> Any:
         """Returns a storage that begins where the sender's does. rebuild_shared_tensor() opens the whole block."""
-        block = _core.open(handle, device_asked(handle, device, named))
+        block = _core._open_as_lent(handle, device_asked(handle, device, named))
         if offset_bytes == 0:
             return _core.torch_open_storage(block)
         import torch
@@ -174,4 +174,4 @@ def open_storage(handle: bytes | None, size: int, device: str | None = None) -> 
         import torch
 
         return torch.UntypedStorage(size, device=device)
-    return _core.torch_open_storage(_core.open(handle, device))
+    return _core.torch_open_storage(_core._open_as_lent(handle, device))

@@ -93,7 +93,7 @@ def saved(dtype: str, shape: tuple[int, ...], device: str, elements: Any) -> _co
 
 def storage(data: bytes) -> Any:
     """Opens the torch.UntypedStorage of a pickled handle."""
-    return _core.torch_open_storage(_core.open(data))
+    return _core.torch_open_storage(_core._open_as_lent(data))
 
 
 def handle(data: bytes) -> _core.Handle:

@@ -190,7 +190,7 @@ Source Source::of_dlpack(nb::handle object, const char* argument,
 Tensor Source::shared() const {
   if (ours_) return *ours_;
   if (tensor_ && !is_shareable(*tensor_))
-    if (Tensor lent = sendable(*tensor_); is_shareable(lent)) return lent;
+    if (Tensor lent = without_gil([&] { return sendable(*tensor_); }); is_shareable(lent)) return lent;
   if (device() == kCpu || tensor_->nbytes() == 0) return copied();
   return adopt(tensor_->view(), keep_object(nb::cast(*tensor_)));
 }

@@ -76,7 +76,22 @@ Handle handle_arg(nb::handle value, const char* argument) {
                                short_repr(value)));
 }
 
+namespace {
+
+Tensor open_as_lent(nb::handle handle, nb::handle device) {
+  drain_decrefs();
+  const Handle from = handle_arg(handle, "handle");
+  std::optional<Device> where;
+  if (!device.is_none()) where = device_arg(device, "device");
+  return open_in_order(from, from.fields().is_read_only() ? Access::read_only : Access::read_write, where);
+}
+
+}  // namespace
+
 void init_open(nb::module_& m) {
+  m.def("_open_as_lent", &open_as_lent, nb::arg("handle"), nb::arg("device") = nb::none(),
+        nb::sig("def _open_as_lent(handle: Handle | bytes | str, device: object | None = None) -> Tensor"),
+        "Opens a tensor with the access that its handle allows.");
   m.def(
       "open", &open_handle, nb::arg("handle").none(), nb::arg("device") = nb::none(),
       nb::arg("access").none() = "readwrite", nb::arg("framework") = nb::none(), nb::arg("pin") = false,

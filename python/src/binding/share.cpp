@@ -29,6 +29,8 @@ namespace {
 Tensor memory_of(Leaf&& array, nb::handle given) {
   if (array.ours) return *array.ours;
   const nb::handle object = array.object;
+  const bool is_of_version =
+      array.of_torch && array.of_torch->is_of_version();  // the handle keeps the version
   const torch::UserShares here;
   auto shared = std::move(array).tensor(For::others);
   if (!shared) refuse(object, "x");
@@ -36,7 +38,7 @@ Tensor memory_of(Leaf&& array, nb::handle given) {
     throw Error(ErrorCode::unsupported,
                 "x is lazily conjugated or negated, which a handle cannot express; share "
                 "x.resolve_conj().resolve_neg(), or a bundle: share({\"x\": x})");
-  if (!is_on_host(shared->tensor))
+  if (!is_on_host(shared->tensor) && !is_of_version)
     nb::module_::import_("onecopy.device.alive").attr("keep_with")(given, nb::cast(shared->tensor));
   return std::move(shared->tensor);
 }

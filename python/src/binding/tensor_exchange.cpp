@@ -165,7 +165,7 @@ nb::object reduce(nb::handle self, int protocol) {
 }
 
 nb::object reduce_handle(const Tensor& tensor) {
-  const Tensor sent = sendable(tensor);
+  const Tensor sent = is_sendable(tensor) ? tensor : without_gil([&] { return sendable(tensor); });
   const Tensor shared = is_shareable(sent) ? sent : own_copy(tensor);
   const nb::bytes handle = to_python(hold(share_in_order(shared)).to_bytes());
   return nb::make_tuple(nb::module_::import_("onecopy.pickling.tensors").attr("tensor"),

@@ -44,17 +44,20 @@ nb::object reduce_plain(nb::handle tensor, nb::handle storage_class) {
   if (!shared) return nb::none();
   const torch::TorchSymbols& api = torch::TorchSymbols::require();
   const nb::object storage = api.storage_of(tensor);
-  const std::size_t offset = api.offset(tensor);
   const std::size_t itemsize = size_of(shared->tensor.dtype());
   const Tensor block = torch::all_of_block(shared->tensor);
   const auto first = static_cast<std::size_t>(shared->tensor.as<std::byte>() - block.as<std::byte>());
+  // The block of a card's version that is lent has the tensor alone, and not its storage.
+  const bool is_alone = shared->tensor.access() == Access::read_only && shared->tensor.device() != kCpu;
+  const std::size_t offset = is_alone ? first / itemsize : api.offset(tensor);
+  const std::size_t nbytes = is_alone ? block.nbytes() : api.nbytes(storage);
   if (first < offset * itemsize || first % itemsize != 0) return nb::none();
   const nb::object device = nb::int_(shared->tensor.device() == kCpu ? -1 : shared->tensor.device().index);
   const nb::bytes none("", 0);
   const bool requires_grad = (shared->flags & torch::kRequiresGrad) != 0;
   return nb::make_tuple(tensor.type(), api.size(tensor), api.stride(tensor), offset, storage_class,
-                        api.dtype(tensor), device, share_held(block), api.nbytes(storage),
-                        first - offset * itemsize, requires_grad, none, device, none, false);
+                        api.dtype(tensor), device, share_held(block), nbytes, first - offset * itemsize,
+                        requires_grad, none, device, none, false);
 }
 
 }  // namespace

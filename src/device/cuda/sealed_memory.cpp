@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backend.h"
+#include "driver.h"
 #include "kept_descriptors.h"
 #include "onecopy/core/error.h"
 
@@ -24,6 +25,7 @@ class SealedMemory final : public DeviceMemory {
 
  private:
   ExportedMemory do_export(Access) const override {
+    Driver::get();  // throws in a forked child, where the descriptors are /dev/null
     ExportedMemory memory;
     for (const Fd& fd : kept_.fds()) memory.fds.push_back(fd.duplicate());
     memory.blob = blob_;

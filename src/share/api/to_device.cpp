@@ -161,7 +161,8 @@ void copy_group(std::span<const Tensor> tensors, const Group& group, Device devi
 std::vector<Tensor> to_device(std::span<const Tensor> given, Device device, Stream stream) {
   std::vector<Tensor> tensors(given.begin(), given.end());
   for (Tensor& tensor : tensors)
-    if (!is_shareable(tensor)) tensor = sendable(tensor);  // of a stored version
+    if (tensor.device() == kCpu && tensor && !is_shareable(tensor))  // of a stored version
+      if (Tensor lent = tensor.block().group()->lend(tensor)) tensor = std::move(lent);
   check_tensors(tensors, device);
   if (device != kCpu) pin_all(tensors, device);
   const std::vector<Run> runs = runs_of(tensors);

@@ -27,8 +27,8 @@ void Session::leave(const ProcessId& process) { runtime_.peers_.leave(process); 
 
 std::shared_ptr<LentMemory> Session::lend(Device device, ExportedMemory memory) {
   return std::make_shared<LentSegment>(
-      device, backend(device.type).open(device.index, std::move(memory), Access::read_only),
-      runtime_.lent_, runtime_.ledger_);
+      device, backend(device.type).open(device.index, std::move(memory), Access::read_only), runtime_.lent_,
+      runtime_.ledger_);
 }
 
 BlockRef Session::try_retain(const BlockName& name) noexcept {
@@ -85,8 +85,8 @@ Tensor sendable(const Tensor& tensor) {
   if (is_sendable(tensor)) return tensor;
   BlockGroup& group = *tensor.block().group();
   if (group.shareable()) return copy(tensor.view());
-  Tensor lent = group.lend(tensor);
-  return lent ? lent : tensor;
+  if (Tensor lent = group.lend(tensor)) return lent;
+  return group.is_sent_as_copy() ? copy(tensor.view()) : tensor;
 }
 
 LocatedBlock Session::locate(const Tensor& tensor, const char* verb) {

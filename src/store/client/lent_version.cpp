@@ -45,20 +45,15 @@ std::optional<ExportedMemory> lendable(Device device, const Table& table, std::v
   return std::nullopt;
 }
 
+/// Returns the memory that is lent, or null for a version that cannot be lent.
 std::shared_ptr<LentMemory> make(const VersionRecord& version, const Reading& reading) {
   if (version.kind != VersionKind::copied) return nullptr;
-  try {
-    std::vector<Fd> files = reading.files_for_others();
-    if (files.empty()) return nullptr;
-    const Table table = OpenTable(files.front()).table;
-    const Device device = device_of(table);
-    if (std::optional<ExportedMemory> memory = lendable(device, table, std::move(files)))
-      return Session::current().lend(device, *std::move(memory));
-  } catch (const Error& error) {
-    log_warning("tensors of version {} of \"{}\" are sent as copies: {}", version.number, version.name,
-                error.what());
-  }
-  return nullptr;
+  std::vector<Fd> files = reading.files_for_others();
+  if (files.empty()) return nullptr;
+  const Table table = OpenTable(files.front()).table;
+  const Device device = device_of(table);
+  std::optional<ExportedMemory> memory = lendable(device, table, std::move(files));
+  return memory ? Session::current().lend(device, *std::move(memory)) : nullptr;
 }
 
 }  // namespace
@@ -70,18 +65,30 @@ std::shared_ptr<LentMemory> LentVersion::known() const {
 }
 
 /// Makes the segment without the lock, since the keeper may have to be asked. Of two threads that make one, both lend
-/// from their own, and the later one stays.
+/// from their own, and the later one stays. After an error, such as a lack of descriptors, the next call tries again.
+std::shared_ptr<LentMemory> LentVersion::made(const VersionRecord& version, const Reading& reading) {
+  if (is_copied_) return nullptr;
+  std::shared_ptr<LentMemory> memory;
+  try {
+    memory = make(version, reading);
+  } catch (const Error& error) {
+    if (!has_failed_.exchange(true))
+      log_warning("tensors of version {} of \"{}\" are sent as copies: {}", version.number, version.name,
+                  error.what());
+    return nullptr;
+  }
+  if (!memory) return is_copied_ = true, nullptr;
+  std::shared_ptr<LentMemory> kept = memory;
+  const LockGuard lock(mutex_);
+  memory_.swap(kept);
+  return memory;
+}
+
 BlockRef LentVersion::lend(const VersionRecord& version, const Reading& reading, const Bytes& bytes,
                            std::byte*& at) {
   std::shared_ptr<LentMemory> memory = known();
-  if (!memory) {
-    if (!is_copied_) memory = make(version, reading);
-    if (!memory) return is_copied_ = true, BlockRef();
-    std::shared_ptr<LentMemory> kept = memory;
-    const LockGuard lock(mutex_);
-    memory_.swap(kept);
-  }
-  return memory->lend(bytes.offset, bytes.size, at);
+  if (!memory) memory = made(version, reading);
+  return memory ? memory->lend(bytes.offset, bytes.size, at) : BlockRef();
 }
 
 }  // namespace onecopy::store

@@ -42,8 +42,10 @@ class LentVersion {
 
  private:
   std::shared_ptr<LentMemory> known() const;
+  std::shared_ptr<LentMemory> made(const VersionRecord& version, const Reading& reading);
 
-  std::atomic<bool> is_copied_{false};  ///< the version is not lent
+  std::atomic<bool> is_copied_{false};   ///< the version is not lent
+  std::atomic<bool> has_failed_{false};  ///< once, which was logged
   mutable Mutex mutex_;
   std::shared_ptr<LentMemory> memory_ GUARDED_BY(mutex_);  ///< shared with threads that lend
 };

@@ -10,7 +10,6 @@
 #include "core/throw_error.h"
 #include "device/capture_gate.h"
 #include "device/pinned_ranges.h"
-#include "onecopy/memory/copy.h"
 #include "os/deadline.h"
 #include "os/log.h"
 #include "os/memfd.h"
@@ -91,13 +90,17 @@ Tensor MappedMemory::lend(const Tensor& tensor) {
   if (!version || !version->reading) return {};
   const std::size_t bytes = tensor.layout().extent_bytes();
   const auto offset = static_cast<std::uint64_t>(tensor.as<std::byte>() - data());
+  if (bytes == 0 || offset > size_ || bytes > size_ - offset) return {};
   std::byte* at = nullptr;
-  BlockRef lent;
-  if (bytes != 0 && offset <= size_ && bytes <= size_ - offset)
-    lent = version->lent->lend(version->version, version->reading, {offset, bytes}, at);
-  if (!lent) return copy(tensor.view());
+  BlockRef lent = version->lent->lend(version->version, version->reading, {offset, bytes}, at);
+  if (!lent) return {};
   return {std::move(lent), at, tensor.layout(), device_,
           device_ == kCpu ? Access::read_write : Access::read_only};
+}
+
+bool MappedMemory::is_sent_as_copy() const noexcept {
+  const std::shared_ptr<const Shown> version = shown();
+  return version && version->reading && version->version.kind != VersionKind::kv_pool;
 }
 
 void MappedMemory::map(Reservation& where, const Chunks& chunks, Access access) const {

@@ -71,9 +71,10 @@ class MappedMemory final : public BlockGroup {
   /// is called.
   void pin() const;
 
-  /// Lends a tensor of the version that is shown now, for writing if it is on the host. Copies a tensor of a version that
-  /// LentVersion does not lend. Empty for a draft, also of another process.
+  /// Lends a tensor of the version that is shown now, for writing if it is on the host. Empty for a draft, also of another
+  /// process, and for a version that LentVersion does not lend.
   Tensor lend(const Tensor& tensor) override;
+  bool is_sent_as_copy() const noexcept override;
   /// Adds a reference, unless the last one is being dropped.
   bool try_retain() noexcept {
     std::uint64_t references = references_.load(std::memory_order_relaxed);

@@ -232,7 +232,7 @@ const TableLie kHeaderLies[] = {
     {"StructureLess", 56, 4, 8, "has 1 bytes after its last section"},
     {"OriginSegmentZero", 128 + 48, 0, 4, "Origin 1 of this bundle names segment 0"},
     {"OriginDeviceType", 128 + 52, 9, 1, "Origin 1 of this bundle names device type 9"},
-    {"OriginKind", 128 + 53, 9, 1, "Origin 1 of this bundle names segment kind 9"},
+    {"OriginKind", 128 + 53, 10, 1, "Origin 1 of this bundle names segment kind 10"},
     {"OriginKindOfAnotherDevice", 128 + 53, 3, 1, "segment kind 3 is not memory of a cpu device"},
     {"OriginUuid", 128 + 32, 1, 1, "Origin 1 of this bundle gives the CPU the UUID"},
     {"OriginReserved", 128 + 54, 1, 2, "Origin 1 of this bundle has 1 in its reserved bytes"},

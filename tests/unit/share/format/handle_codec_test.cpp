@@ -199,7 +199,7 @@ const Lie kLies[] = {
     {"DeviceTypeZero", 72, 0, 1, "device type 0"},
     {"DeviceType", 72, 4, 1, "device type 4"},
     {"KindZero", 73, 0, 1, "segment kind 0, which does not exist"},
-    {"Kind", 73, 9, 1, "segment kind 9, which does not exist"},
+    {"Kind", 73, 10, 1, "segment kind 10, which does not exist"},
     {"KindOfAnotherDevice", 73, 3, 1, "segment kind 3 is not memory of a cpu device"},
     {"DeviceOfAnotherKind", 72, 2, 1, "segment kind 1 is not memory of a cuda device"},
     {"DTypeZero", 74, 0, 1, "0 is not the number of a dtype"},
