@@ -119,12 +119,13 @@ std::string selected_word(const std::string& choices) {
   return choices.substr(begin + 1, end - begin - 1);
 }
 
-/// Touches aligned shared memory, as a tensor's first user does, and asks the kernel for the pages behind it.
+/// Touches aligned shared memory for which huge pages are asked for, as a segment does, and asks the kernel for the pages behind it.
 bool gets_huge_pages() {
   const Fd fd = make_memfd(2 * kHugePage);
   const Mapping mapping = Mapping::of(fd, 2 * kHugePage, Access::read_write);
   const auto address = reinterpret_cast<std::uintptr_t>(mapping.data());
   std::byte* aligned = mapping.data() + (kHugePage - address % kHugePage) % kHugePage;
+  ::madvise(aligned, kHugePage, MADV_HUGEPAGE);
   std::memset(aligned, 1, kHugePage);
   std::ifstream smaps("/proc/self/smaps");
   bool in_mapping = false;
@@ -144,9 +145,8 @@ Finding probe_huge_pages() {
   if (gets_huge_pages()) return works(fmt::format("shared memory gets 2 MiB pages (\"{}\")", setting));
   return slower(
       fmt::format("shared memory gets 4 KiB pages (shmem_enabled is \"{}\")", setting),
-      fmt::format(
-          "Only the first touch of large tensors takes longer. Root may try: `echo within_size > {}`",
-          kShmemEnabled));
+      fmt::format("Only the first touch of large tensors takes longer. Root may try: `echo advise > {}`",
+                  kShmemEnabled));
 }
 
 /// Creates, fills, names and removes an unnamed file, as a named segment does.

@@ -42,6 +42,13 @@ std::unique_ptr<Reservation> Backend::reserve(int, std::size_t) { throw_one_piec
 
 std::unique_ptr<PhysicalChunk> Backend::create_chunk(int, std::size_t) { throw_one_piece(type()); }
 
+std::unique_ptr<PhysicalChunk> Backend::create_chunk_in(Reservation& where, int ordinal) {
+  auto chunk = create_chunk(ordinal, where.size());
+  where.map(0, *chunk, 0, where.size());
+  where.allow(ordinal, 0, where.size(), Access::read_write);
+  return chunk;
+}
+
 // NOLINTNEXTLINE(performance-unnecessary-value-param): a backend that has chunks takes it
 std::vector<std::unique_ptr<PhysicalChunk>> Backend::import_chunks(int, ExportedMemory, int) {
   throw_one_piece(type());

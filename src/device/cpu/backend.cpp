@@ -36,6 +36,9 @@ class CpuBackend final : public Backend {
   std::unique_ptr<PhysicalChunk> create_chunk(int, std::size_t bytes) override {
     return create_memfd_chunk(bytes);
   }
+  std::unique_ptr<PhysicalChunk> create_chunk_in(Reservation& where, int) override {
+    return create_memfd_chunk_in(where);
+  }
   std::vector<std::unique_ptr<PhysicalChunk>> import_chunks(int, ExportedMemory memory, int) override {
     return import_memfd_chunks(std::move(memory));
   }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "physical_chunk.h"
 
+#include <sys/mman.h>
+
 #include "core/throw_error.h"
 #include "file_pages.h"
 #include "memfd_memory.h"
@@ -12,6 +14,18 @@ std::unique_ptr<PhysicalChunk> create_memfd_chunk(std::size_t bytes) {
   Fd fd = create_memfd("onecopy-chunk", bytes);
   reserve_pages({fd, nullptr, bytes, ""}, 0, bytes);
   return std::make_unique<MemfdChunk>(std::move(fd), bytes);
+}
+
+/// Populates the mapping, which forked children do not get meanwhile: a child would keep the memory from being sealed.
+std::unique_ptr<PhysicalChunk> create_memfd_chunk_in(Reservation& where) {
+  const std::size_t bytes = where.size();
+  auto chunk = std::make_unique<MemfdChunk>(create_memfd("onecopy-chunk", bytes), bytes);
+  where.map(0, *chunk, 0, bytes);
+  where.allow(0, 0, bytes, Access::read_write);
+  ::madvise(where.base(), bytes, MADV_DONTFORK);
+  reserve_pages({chunk->fd(), where.base(), bytes, ""}, 0, bytes);
+  ::madvise(where.base(), bytes, MADV_DOFORK);
+  return chunk;
 }
 
 std::vector<std::unique_ptr<PhysicalChunk>> import_memfd_chunks(ExportedMemory memory) {

@@ -24,6 +24,7 @@ class MemfdChunk final : public PhysicalChunk {
 };
 
 std::unique_ptr<PhysicalChunk> create_memfd_chunk(std::size_t bytes);
+std::unique_ptr<PhysicalChunk> create_memfd_chunk_in(Reservation& where);
 std::vector<std::unique_ptr<PhysicalChunk>> import_memfd_chunks(ExportedMemory memory);
 ExportedMemory export_memfd_chunks(std::span<const std::unique_ptr<PhysicalChunk>> chunks, Access access);
 

@@ -26,10 +26,7 @@ std::uint64_t MappedMemory::size_for(Device device, std::uint64_t bytes) {
 }
 
 BlockRef MappedMemory::create(Device device, std::uint64_t bytes) {
-  Chunks chunks;
-  if (bytes != 0)
-    chunks.push_back(backend(device.type).create_chunk(device.index, size_for(device, bytes)));
-  return {new MappedMemory(device, std::move(chunks), Access::read_write, nullptr), 0};
+  return {new MappedMemory(device, size_for(device, bytes)), 0};
 }
 
 BlockRef MappedMemory::open(Device device, std::vector<ExportedMemory> parts, Shown shown, Access access) {
@@ -46,6 +43,14 @@ MappedMemory::Chunks MappedMemory::import(Device device, std::vector<ExportedMem
   return chunks;
 }
 
+MappedMemory::MappedMemory(Device device, std::uint64_t bytes)
+    : BlockGroup(false), device_(device), size_(bytes), access_(Access::read_write) {
+  if (size_ == 0) return;
+  reservation_ = backend(device.type).reserve(device.index, size_);
+  chunks_.push_back(backend(device.type).create_chunk_in(*reservation_, device.index));
+  StoredRanges::all().add(*this);
+}
+
 MappedMemory::MappedMemory(Device device, Chunks chunks, Access access, std::shared_ptr<const Shown> shown)
     : BlockGroup(false),
       device_(device),
@@ -56,7 +61,7 @@ MappedMemory::MappedMemory(Device device, Chunks chunks, Access access, std::sha
   if (size_ == 0) return;
   reservation_ = backend(device.type).reserve(device.index, size_);
   map(*reservation_, chunks_, access_);
-  if (device_ == kCpu && shown_) chunks_.clear();
+  if (device_ == kCpu) chunks_.clear();
   StoredRanges::all().add(*this);
 }
 
@@ -68,9 +73,7 @@ MappedMemory::~MappedMemory() {
 }
 
 void MappedMemory::populate() const {
-  if (device_ != kCpu || size_ == 0) return;
-  const bool is_present = access_ == Access::read_only;
-  PageTableFiller(data(), size_, is_present ? PageTableFiller::kPresent : PageTableFiller::kAbsent).help();
+  if (device_ == kCpu && size_ != 0) PageTableFiller(data(), size_).help();
 }
 
 void MappedMemory::pin() const { Session::current().pin_memory(data(), size_, access_); }
@@ -164,9 +167,8 @@ bool MappedMemory::try_seal() {
 MappedMemory::Chunks MappedMemory::copied() const {
   Backend& vendor = backend(device_.type);
   Chunks chunks;
-  chunks.push_back(vendor.create_chunk(device_.index, size_));
   const auto to = vendor.reserve(device_.index, size_);
-  map(*to, chunks, Access::read_write);
+  chunks.push_back(vendor.create_chunk_in(*to, device_.index));
   std::memcpy(to->base(), data(), size_);
   return chunks;
 }

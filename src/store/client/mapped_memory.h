@@ -65,7 +65,7 @@ class MappedMemory final : public BlockGroup {
   /// meanwhile.
   void remap(std::vector<ExportedMemory> parts, Shown shown, StepTimes& steps);
   ExportedMemory export_chunks(Access access = Access::read_only) const;
-  /// Enters all pages into the page tables, if the memory is on the host. The pages of a draft get their memory.
+  /// Enters all pages into the page tables, if the memory is on the host. Those of a new draft are there already.
   void populate() const;
   /// Pins memory of the host until it is unmapped. Throws as Session::pin_memory(). REQUIRES: neither protect() nor remap()
   /// is called.
@@ -93,6 +93,7 @@ class MappedMemory final : public BlockGroup {
 
   static Chunks import(Device device, std::vector<ExportedMemory> parts);
 
+  MappedMemory(Device device, std::uint64_t bytes);
   MappedMemory(Device device, Chunks chunks, Access access, std::shared_ptr<const Shown> shown);
   ~MappedMemory();
   void map(Reservation& where, const Chunks& chunks, Access access) const;

@@ -142,7 +142,6 @@ Draft Store::draft(const std::string& name, std::span<const TensorSpec> tensors,
       record_of(name, device, MappedMemory::size_for(device, bytes), options.keep);
   ReservedRoom reservation = client().reserve(version, Deadline::after(kKeeperPatience));
   auto state = std::make_shared<Contents::State>(std::move(table), MappedMemory::create(device, bytes));
-  state->memory->populate();
   state->table.size = state->memory->size();
   state->client = client().shared_from_this();
   state->version = version;

@@ -18,6 +18,7 @@ namespace onecopy {
 namespace {
 
 constexpr std::size_t kMiB = std::size_t{1} << 20;
+constexpr std::size_t kHugePage = 2 * kMiB;  // the unit of memory where root has allowed huge pages
 
 std::unique_ptr<DeviceMemory> create(std::size_t bytes) {
   return backend(DeviceType::cpu).create(0, bytes, SegmentKind::memfd, "0123456789abcdef", 1);
@@ -65,14 +66,14 @@ ErrorCode code_of_opening(Fd fd, std::uint64_t size, Access access = Access::rea
 }
 
 /// Signals are handled then: an interrupt of a long reservation waits for one batch at most.
-TEST(CpuMemory, SaysHowFarAReservationHasComeEvery16MiB) {
+TEST(CpuMemory, SaysHowFarAReservationHasComeEvery32MiB) {
   constexpr std::size_t kBytes = 100 * kMiB;
   const auto memory = create(kBytes);
   std::size_t before = 0;
   const ReserveListener listener([&](std::size_t done, std::size_t total) {
     EXPECT_EQ(total, kBytes);
     EXPECT_GT(done, before);
-    EXPECT_LE(done - before, 16 * kMiB);
+    EXPECT_LE(done - before, 32 * kMiB);
     before = done;
   });
   memory->commit(0, kBytes);
@@ -100,10 +101,10 @@ TEST(MemfdMemory, TakesPhysicalMemoryOnlyWhereItIsCommitted) {
   const auto memory = create(64 * kMiB);
   const Fd fd = std::move(memory->export_memory(Access::read_write).fds.front());
   EXPECT_EQ(resident_bytes(fd), 0u);
-  memory->commit(kMiB, 5 * kMiB);
-  EXPECT_EQ(resident_bytes(fd), 5 * kMiB);
-  memory->decommit(2 * kMiB, 3 * kMiB);
-  EXPECT_EQ(resident_bytes(fd), 2 * kMiB);
+  memory->commit(kHugePage, 5 * kHugePage);
+  EXPECT_EQ(resident_bytes(fd), 5 * kHugePage);
+  memory->decommit(2 * kHugePage, 3 * kHugePage);
+  EXPECT_EQ(resident_bytes(fd), 2 * kHugePage);
   memory->commit(0, 64 * kMiB);
   EXPECT_EQ(resident_bytes(fd), 64 * kMiB);
 }
@@ -112,9 +113,9 @@ TEST(MemfdMemory, ARefusedCommitTakesNothing) {
   const std::size_t bytes = (3 * backend(DeviceType::cpu).devices().at(0).total_bytes / kMiB + 1) * kMiB;
   const auto memory = create(bytes);
   const Fd fd = std::move(memory->export_memory(Access::read_write).fds.front());
-  memory->commit(0, kMiB);
+  memory->commit(0, kHugePage);
   EXPECT_THROW(memory->commit(0, bytes), Error);
-  EXPECT_EQ(resident_bytes(fd), kMiB);
+  EXPECT_EQ(resident_bytes(fd), kHugePage);
 }
 
 int written_meanwhile = -1;
