@@ -17,7 +17,7 @@ class WorkPoint {
 
   virtual ~WorkPoint() = default;
   /// Returns whether the point has passed. Does not wait.
-  virtual Progress look() noexcept = 0;
+  virtual Progress poll() noexcept = 0;
 };
 
 }  // namespace onecopy

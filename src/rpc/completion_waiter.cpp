@@ -95,7 +95,7 @@ bool CompletionWaiter::watch(Call& call, Deadline until) {
   for (;;) {
     for (int i = 0; i < kLooks && lanes_.watch(kLooks, &call); ++i) {
       if (call.is_done()) return true;
-      lanes_.look(&call);
+      lanes_.poll(&call);
     }
     if (call.is_done()) return true;
     const TimePoint now = std::chrono::steady_clock::now();
@@ -122,7 +122,7 @@ void CompletionWaiter::look_after_leading(const Call& call) {
   if (is_any_wanted) bell_.answers.desert();
   point("rpc.wait.deserted");
   if (is_any_wanted && lanes_.watch(1, nullptr)) {
-    lanes_.look(&call);
+    lanes_.poll(&call);
     if (lanes_.watch(1, nullptr)) bell_.calls.ring();
   }
 }

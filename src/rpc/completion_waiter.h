@@ -18,7 +18,7 @@ struct Lanes {
   /// thread may call it.
   std::function<bool(int looks, const Call* mine)> watch;
   /// Handles the messages in the lanes, unless another thread does. `mine` is the call that the thread waits for.
-  std::function<void(const Call* mine)> look;
+  std::function<void(const Call* mine)> poll;
 };
 
 /// The threads that wait for calls. One of them, the leader, looks at the lanes and completes any call; the others

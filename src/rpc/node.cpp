@@ -60,7 +60,7 @@ Node::Node(NodeOptions options)
               {[this](int looks, const Call* mine) {
                  return watch_lanes(looks, [&] { return mine->is_done(); });
                },
-               [this](const Call* mine) { look(mine); }},
+               [this](const Call* mine) { poll(mine); }},
               [this](CallRef call) {
                 Work work;
                 work.kind = Work::Kind::settle;

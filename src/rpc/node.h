@@ -191,7 +191,7 @@ class Node final : private TransportHost {
   bool has_message() const;
   /// Handles the messages in the lanes, unless another thread does. Returns false if there was no message. `own` gets
   /// the first work.
-  bool look(const Call* mine, Work* own = nullptr);
+  bool poll(const Call* mine, Work* own = nullptr);
   void look_for_damage();
   void end_damaged(Member& member);
   bool read(Member& from, const Call* mine, std::optional<Message> first = {});

@@ -44,7 +44,7 @@ bool Node::has_message() const {
   return ring_->has_newcomers();
 }
 
-bool Node::look(const Call* mine, Work* own) {
+bool Node::poll(const Call* mine, Work* own) {
   if (!turn_.try_lock()) {
     std::this_thread::yield();  // the thread that looks may wait for this processor
     return false;
@@ -69,7 +69,7 @@ bool Node::look(const Call* mine, Work* own) {
 
 /// Does nothing in a forked child, since the lanes belong to the parent.
 void Node::look_once() {
-  if (Session::existing() == &session_ && are_lanes_ready()) look(nullptr);
+  if (Session::existing() == &session_ && are_lanes_ready()) poll(nullptr);
 }
 
 /// Gives the greetings of newcomers to a worker, because a newcomer may be stopped and must not delay the messages of

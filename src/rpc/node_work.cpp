@@ -99,7 +99,7 @@ void Node::leave_to_busy_workers() const {
 bool Node::look_for_work(Work& work) {
   constexpr std::chrono::milliseconds kPause{10};
   try {
-    return look(nullptr, &work);
+    return poll(nullptr, &work);
   } catch (const std::exception& error) {  // out of memory
     log_warning(fmt::format("messages of rpc wait until there is memory for them: {}", error.what()));
     std::this_thread::sleep_for(kPause);

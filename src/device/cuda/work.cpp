@@ -36,7 +36,7 @@ class ContextEvent {
     if (event_) driver_.cuEventDestroy(event_);
   }
 
-  WorkPoint::Progress look() const noexcept {
+  WorkPoint::Progress poll() const noexcept {
     try {
       const UseDevice use(ordinal_);
       const CUresult result = driver_.cuEventQuery(event_);
@@ -58,9 +58,9 @@ class Events final : public WorkPoint {
  public:
   explicit Events(std::vector<ContextEvent> events) : left_(std::move(events)) {}
 
-  Progress look() noexcept override {
+  Progress poll() noexcept override {
     for (; !left_.empty(); left_.pop_back())
-      if (const Progress passed = left_.back().look(); passed != Progress::yes) return passed;
+      if (const Progress passed = left_.back().poll(); passed != Progress::yes) return passed;
     return Progress::yes;
   }
 

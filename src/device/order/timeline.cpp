@@ -232,7 +232,7 @@ void ForeignTimeline::end() noexcept {
   for (std::uint32_t slot = 0; slot < kTimelineSlots; ++slot) word(slot).fetch_or(kTimelineEnd);
 }
 
-ForeignTimeline::WaitState ForeignTimeline::look() noexcept {
+ForeignTimeline::WaitState ForeignTimeline::poll() noexcept {
   const LockGuard lock(mutex_);
   std::erase_if(awaited_, [&](const auto& a) { return has_passed({a.first, a.second}); });
   const bool is_never = std::erase_if(awaited_, [&](const auto& a) {

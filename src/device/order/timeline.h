@@ -172,7 +172,7 @@ class ForeignTimeline {
   enum class WaitState : std::uint8_t { nothing, something, never };
   /// Returns whether streams of this process wait for the other process. Reports a point that will never be reached
   /// once.
-  WaitState look() noexcept;
+  WaitState poll() noexcept;
   /// Returns why a device of the process has stopped writing words, e.g. "CUDA error 700". Empty while all devices
   /// write, and after the process has ended, which is then the reason.
   std::string failure() const;

@@ -164,7 +164,7 @@ bool Peer::end() {
 
 /// Returns whether streams of this process wait for the peer's words.
 bool Peer::look_at_words() {
-  const auto awaited = timeline_ ? timeline_->look() : ForeignTimeline::WaitState::nothing;
+  const auto awaited = timeline_ ? timeline_->poll() : ForeignTimeline::WaitState::nothing;
   if (awaited == ForeignTimeline::WaitState::never) {
     const std::string why = timeline_->failure();
     log_warning(

@@ -62,9 +62,9 @@ void Broker::accept_some() {
     if (!is_shortage(e.code())) throw;
     if (!starving_) log_warning("borrowers have to wait: {}", e.what());
     starving_ = true;
-    loop_.remove(listener_.fd());  // it would be reported all the time; look() tries again
+    loop_.remove(listener_.fd());  // it would be reported all the time; poll() tries again
     starved_ = true;
-    looks_.request();
+    polling_.request();
   }
 }
 
@@ -74,7 +74,7 @@ Broker::At Broker::add_connection(UnixSocket socket) {
   at->credentials = socket.peer();
   at->socket = std::move(socket);
   loop_.add(at->socket.fd(), [this, at] { serve(at); });
-  looks_.request();  // a silent stranger causes no event
+  polling_.request();  // a silent stranger causes no event
   return at;
 }
 
@@ -119,7 +119,7 @@ void Broker::make_spare_page() noexcept {
   }
 }
 
-Timer::Pause Broker::look() {
+Timer::Pause Broker::poll() {
   point("broker.look");
   if (listening_) make_spare_page();
   if (starved_) loop_.add(listener_.fd(), [this] { accept_some(); });
@@ -156,7 +156,7 @@ void Broker::announce_retired(std::uint32_t segment) {
       waiting = waiting || !c.untold.empty();
     }
   }
-  if (waiting) looks_.request();
+  if (waiting) polling_.request();
 }
 
 /// Tells a borrower of as many retired segments as its socket has room for.

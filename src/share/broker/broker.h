@@ -115,7 +115,7 @@ class Broker {
 
   // broker.cpp: connections
   /// Looks at borrowers whose socket has closed but whose process has not ended.
-  Timer::Pause look();
+  Timer::Pause poll();
   void accept_some();
   At add_connection(UnixSocket socket);
   void serve(At at);
@@ -189,7 +189,7 @@ class Broker {
   Connections connections_;
   std::map<std::uint64_t, std::set<std::uint32_t>> spread_
       GUARDED_BY(mutex_);  ///< the segments of ours in each queue
-  Timer looks_{loop_, [this] { return look(); }};
+  Timer polling_{loop_, [this] { return poll(); }};
 };
 
 }  // namespace onecopy

@@ -119,7 +119,7 @@ void Broker::welcome(Connection& c, ByteSpan packet) {
   }
   log_debug([&] { return fmt::format("process {} is attached", c.credentials.pid); });
   if (challenged() == 0) loop_.may_sleep();
-  looks_.request();  // makes another spare page later, because this borrower's next question comes first
+  polling_.request();  // makes another spare page later, because this borrower's next question comes first
 }
 
 void Broker::send_segment(Connection& c, ByteSpan packet) {

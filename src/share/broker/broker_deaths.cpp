@@ -26,7 +26,7 @@ void Broker::on_hangup(At at) {
   }
   if (!at->attached || at->has_detached || Borrower::hang_up(sight_of(*at)) == Step::end) return bury(at);
   at->process.start(loop_, [this, at] { bury(at); });
-  looks_.request();
+  polling_.request();
 }
 
 /// Looks at all borrowers without a connection. Returns true while more looks are needed to learn whether one of them
@@ -68,9 +68,9 @@ Step Broker::look_at(Connection& c, std::optional<bool> may_have_children) {
   Sight sight = sight_of(c);
   sight.may_have_children = may_have_children;
   if (auto* stranger = std::get_if<Stranger>(&c.stage))
-    return stranger->look(sight, std::chrono::milliseconds(stranger_silence_ms));
-  if (auto* hung_up = std::get_if<HungUp>(&c.stage)) return hung_up->look(sight);
-  if (auto* parent = std::get_if<MaybeForked>(&c.stage)) return parent->look(sight);
+    return stranger->poll(sight, std::chrono::milliseconds(stranger_silence_ms));
+  if (auto* hung_up = std::get_if<HungUp>(&c.stage)) return hung_up->poll(sight);
+  if (auto* parent = std::get_if<MaybeForked>(&c.stage)) return parent->poll(sight);
   return std::get<UndeliveredItems>(c.stage).are_delivered(retention_.queues) ? Step::drop
                                                                               : Step::look_again;
 }
@@ -88,7 +88,7 @@ void Broker::lose(At at) {
   const LockGuard lock(mutex_);
   at->stage = MaybeForked{at->credentials.pid != 0};
   untracked_.hurry();
-  looks_.request();
+  polling_.request();
 }
 
 /// Returns the time since which children of lost borrowers may have been missed; nothing if no child can be looked for.
@@ -120,7 +120,7 @@ std::optional<bool> Broker::look_for_unseen() {
 /// Ends the claims of a borrower that is gone, except on blocks of items in queues, which stay for their receivers.
 /// Without memory for malloc, the claims stay as they are until the next look, which tries again.
 void Broker::bury(At at) noexcept {
-  looks_.request();
+  polling_.request();
   point("broker.burial");
   try {
     at->process.stop();
@@ -136,7 +136,7 @@ void Broker::bury(At at) noexcept {
 
 /// Allocates before the claims change, so that a failure leaves them to the next look.
 void Broker::leave_in_transit(At at) noexcept {
-  looks_.request();
+  polling_.request();
   const TransitCounts transits = transits_in(at->page);
   std::optional<UndeliveredItems> items;
   try {
@@ -175,7 +175,7 @@ std::vector<TransitInfo> Broker::undelivered() const {
   return list;
 }
 
-Step Stranger::look(const Sight& sight, std::chrono::milliseconds silence) {
+Step Stranger::poll(const Sight& sight, std::chrono::milliseconds silence) {
   if (!heard_since) heard_since = sight.now;
   return sight.now - *heard_since > silence && !sight.has_spoken ? Step::drop : Step::look_again;
 }
@@ -186,7 +186,7 @@ Step Borrower::hang_up(const Sight& sight) {
 
 /// A process that has exec'ed another program counts as ended, because it no longer maps its page, unless a device may
 /// still be at work for it.
-Step HungUp::look(const Sight& sight) {
+Step HungUp::poll(const Sight& sight) {
   if (sight.has_exited) return Step::end;
   if (sight.has_device_memory) return Step::wait;
   if (!looks.is_due()) return Step::look_again;
@@ -194,7 +194,7 @@ Step HungUp::look(const Sight& sight) {
   return sight.maps_page() ? Step::look_again : Step::end;
 }
 
-Step MaybeForked::look(const Sight& sight) {
+Step MaybeForked::poll(const Sight& sight) {
   if (!is_visible) return Step::wait;
   if (!sight.may_have_children) return Step::look_again;
   times_gone = *sight.may_have_children ? 0 : times_gone + 1;

@@ -77,7 +77,7 @@ struct Stranger {
   /// The time of the first look at the connection. Packets may have waited before that, if the watch thread was late.
   std::optional<std::chrono::steady_clock::time_point> heard_since{};
 
-  Step look(const Sight& sight, std::chrono::milliseconds silence);
+  Step poll(const Sight& sight, std::chrono::milliseconds silence);
 };
 
 /// A process with a claim page. A forked child's connection begins in this stage.
@@ -90,7 +90,7 @@ struct Borrower {
 struct HungUp {
   Backoff looks{};  ///< the pauses between looks at its mappings
 
-  Step look(const Sight& sight);
+  Step poll(const Sight& sight);
 };
 
 /// A borrower whose process has ended, and of which children may live that never connected. The page stays attached,
@@ -101,7 +101,7 @@ struct MaybeForked {
 
   /// Returns `release` after two successive looks without a child, because a child that forked and ended during one
   /// look may have been missed.
-  Step look(const Sight& sight);
+  Step poll(const Sight& sight);
 };
 
 using Stage = std::variant<Stranger, Borrower, HungUp, MaybeForked, UndeliveredItems>;

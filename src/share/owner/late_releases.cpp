@@ -99,7 +99,7 @@ void LateReleases::end_due() noexcept {
       List& first = closed_.front();
       WorkPoint::Progress passed = WorkPoint::Progress::yes;
       for (; !first.points.empty() && passed == WorkPoint::Progress::yes;) {
-        passed = first.points.back()->look();
+        passed = first.points.back()->poll();
         if (passed == WorkPoint::Progress::yes) first.points.pop_back();
       }
       if (passed == WorkPoint::Progress::no) return;

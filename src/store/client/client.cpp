@@ -62,7 +62,7 @@ Packet Client::exchange_locked(const std::function<Bytes()>& question, std::span
   for (const auto begin = std::chrono::steady_clock::now();;) {
     if (!link_) connect(deadline);
     try {
-      Packet answer = link_->ask(question(), fds, deadline);
+      Packet answer = link_->request(question(), fds, deadline);
       send_notes();
       return answer;
     } catch (const Error& error) {
@@ -138,7 +138,7 @@ void Client::ask_while_connecting(const Bytes& question, std::span<const int> fd
                                   const std::function<void(const Error&)>& refused) {
   Packet answer;
   try {
-    answer = link_->ask(question, fds, deadline);
+    answer = link_->request(question, fds, deadline);
   } catch (const Error& error) {
     link_.reset();
     if (error.code() != ErrorCode::peer_died || deadline.has_passed()) throw;
@@ -239,7 +239,7 @@ void Client::send_notes() noexcept {
   try {
     const LockGuard lock(notes_mutex_);
     for (const Bytes& note : std::exchange(notes_, {}))
-      if (link_ && !link_->try_tell(note)) break;
+      if (link_ && !link_->try_send(note)) break;
   } catch (const std::exception& error) {
     log_debug([&] { return std::string("the store is not told of an end: ") + error.what(); });
   }

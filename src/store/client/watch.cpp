@@ -25,9 +25,9 @@ std::optional<std::uint64_t> Watch::next(std::chrono::nanoseconds timeout) {
     try {
       if (!s.link) s.connect();
       if (!s.has_asked)
-        s.link->tell(pack(WaitForChange{s.name, s.known}), Deadline::after(kKeeperPatience));
+        s.link->send(pack(WaitForChange{s.name, s.known}), Deadline::after(kKeeperPatience));
       s.has_asked = true;
-      const auto version = unpack<Opened>(s.link->hear(deadline).bytes).version;
+      const auto version = unpack<Opened>(s.link->receive(deadline).bytes).version;
       s.has_asked = false;
       s.known = version.token;
       return version.number;

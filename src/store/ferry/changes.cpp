@@ -26,7 +26,7 @@ Changes::Changes(const Client& client, std::string name)
   ask();
 }
 
-void Changes::ask() { link_.tell(pack(WaitForChange{name_, known_}), Deadline::after(kKeeperPatience)); }
+void Changes::ask() { link_.send(pack(WaitForChange{name_, known_}), Deadline::after(kKeeperPatience)); }
 
 void Changes::wait(Deadline until) {
   const Deadline end = written_ ? until : std::min(until, Deadline::after(kLookAgain));
@@ -34,7 +34,7 @@ void Changes::wait(Deadline until) {
   do {
     if (::poll(on.data(), on.size(), end.poll_timeout()) <= 0) continue;
     if (on[0].revents != 0) {
-      known_ = unpack<Opened>(link_.hear(Deadline::after(kKeeperPatience)).bytes).version.token;
+      known_ = unpack<Opened>(link_.receive(Deadline::after(kKeeperPatience)).bytes).version.token;
       return ask();
     }
     if (is_noted()) return;

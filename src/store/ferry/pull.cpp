@@ -123,8 +123,8 @@ Stream Pull::connect(const HostAddress& to) const {
 /// Lets the bytes of chunks come over UCX. Throws unsupported if the other host refuses.
 void Pull::begin_pipe(Source& source) const {
   auto pipe = transport::make_pipe(kFabric, source.stream->fd());
-  source.stream->tell(Carry{kProtocol, Question::carry, pipe->address()}, options_.patience);
-  const auto carried = source.stream->hear<Carried>(options_.patience);
+  source.stream->send_message(Carry{kProtocol, Question::carry, pipe->address()}, options_.patience);
+  const auto carried = source.stream->receive_message<Carried>(options_.patience);
   if (!carried.refusal.empty()) throw Error(ErrorCode::unsupported, source.at.str() + carried.refusal);
   pipe->connect(carried.address);
   source.pipe = std::move(pipe);
@@ -135,9 +135,9 @@ Told Pull::poll(Source& source, std::uint64_t number, const Token& known, std::c
   if (!source.stream) source.stream = connect(source.at);
   if (!source.pipe && is_over_ucx_) begin_pipe(source);
   const auto wait_ms = static_cast<std::uint32_t>(wait.count());
-  source.stream->tell(Poll{kProtocol, Question::poll, options_.name, number, known, wait_ms},
-                      options_.patience);
-  Told told = source.stream->hear<Told>(wait + options_.patience);
+  source.stream->send_message(Poll{kProtocol, Question::poll, options_.name, number, known, wait_ms},
+                              options_.patience);
+  Told told = source.stream->receive_message<Told>(wait + options_.patience);
   if (const auto error = told.error())
     throw Error(*error, fmt::format("{}: {}", source.at.str(), told.text));
   return told;

@@ -74,11 +74,11 @@ void Pull::take_chunks(Source& source, Arrival& arrival) {
   while (!missing.empty() || !asked.empty()) {
     options_.between_chunks();
     while (!missing.empty() && asked.size() < kUnderWay) {
-      source.stream->tell(Take{kProtocol, Question::take, missing.front()}, patience);
+      source.stream->send_message(Take{kProtocol, Question::take, missing.front()}, patience);
       asked.push_back(missing.front());
       missing.pop_front();
     }
-    const auto told = source.stream->hear<Chunk>(patience);
+    const auto told = source.stream->receive_message<Chunk>(patience);
     const std::uint64_t chunk = asked.front();
     asked.pop_front();
     if (told.chunk != chunk || (told.bytes != 0 && told.bytes != arrival.room(chunk).size()))
@@ -116,7 +116,7 @@ std::uint64_t Pull::take_chunk(Source& source, Arrival& arrival, const Chunk& to
                                std::chrono::milliseconds patience) {
   if (told.bytes == 0) return 0;
   const std::uint32_t crc = receive(source, arrival.room(told.chunk), patience);
-  if (source.stream->hear<Checksum>(patience).crc == crc) {
+  if (source.stream->receive_message<Checksum>(patience).crc == crc) {
     arrival.take(told.chunk);
     return told.bytes;
   }

@@ -61,7 +61,7 @@ class HostServed {
     const std::string text = fmt::format(
         "this host pulls by protocol {}, and that one by {}: install one version of onecopy on both",
         protocol, kProtocol);
-    stream_.tell(Told::refused(ErrorCode::version_mismatch, text), kPatience);
+    stream_.send_message(Told::refused(ErrorCode::version_mismatch, text), kPatience);
   }
 
   /// Answers once the version is not the one that the other host knows, or the time is over.
@@ -72,7 +72,7 @@ class HostServed {
       wait_for_change(wanted.name, until);
       told = tell_of(wanted);
     }
-    stream_.tell(told, kPatience);
+    stream_.send_message(told, kPatience);
   }
 
   static bool is_news(const Told& told) noexcept {
@@ -114,11 +114,11 @@ class HostServed {
       throw Error(ErrorCode::protocol, "another host asked for a chunk that is not offered");
     const Deadline until = Deadline::after(kChunkPatience);
     while (!offered_->has(wanted.chunk) && !until.has_passed()) std::this_thread::sleep_for(1ms);
-    if (!offered_->has(wanted.chunk)) return stream_.tell(Chunk{wanted.chunk, 0}, kPatience);
+    if (!offered_->has(wanted.chunk)) return stream_.send_message(Chunk{wanted.chunk, 0}, kPatience);
     const ByteSpan bytes = offered_->chunk(wanted.chunk);
     point("store.serve.chunk");
-    stream_.tell(Chunk{wanted.chunk, static_cast<std::uint32_t>(bytes.size())}, kPatience);
-    stream_.tell(Checksum{send(bytes)}, kPatience);
+    stream_.send_message(Chunk{wanted.chunk, static_cast<std::uint32_t>(bytes.size())}, kPatience);
+    stream_.send_message(Checksum{send(bytes)}, kPatience);
   }
 
   std::uint32_t send(ByteSpan bytes) {
@@ -142,13 +142,13 @@ class HostServed {
   /// Lets the bytes of chunks go over UCX from now on, if the user of this host allows that, too.
   void carry(const Carry& wanted) {
     if (!is_over_ucx())
-      return stream_.tell(Carried{" sends over TLS alone: set ONECOPY_STORE_FABRIC to one "
-                                  "value on all hosts",
-                                  {}},
-                          kPatience);
+      return stream_.send_message(Carried{" sends over TLS alone: set ONECOPY_STORE_FABRIC to one "
+                                          "value on all hosts",
+                                          {}},
+                                  kPatience);
     pipe_ = transport::make_pipe(kFabric, stream_.fd());
     pipe_->connect(wanted.address);
-    stream_.tell(Carried{{}, pipe_->address()}, kPatience);
+    stream_.send_message(Carried{{}, pipe_->address()}, kPatience);
   }
 
   Stream stream_;

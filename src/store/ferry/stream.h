@@ -32,11 +32,11 @@ class Stream {
   std::uint32_t receive(std::span<std::byte> into, std::chrono::milliseconds patience,
                         std::uint32_t before = 0);
   template <class Message>
-  void tell(const Message& message, std::chrono::milliseconds patience) {
+  void send_message(const Message& message, std::chrono::milliseconds patience) {
     send_frame(write_fields(message), patience);
   }
   template <class Message>
-  Message hear(std::chrono::milliseconds patience) {
+  Message receive_message(std::chrono::milliseconds patience) {
     return read_fields<Message>(receive_frame(patience, kMaxAnswer), ErrorCode::protocol,
                                 "an answer of another host");
   }

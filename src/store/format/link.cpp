@@ -64,20 +64,20 @@ void Link::greet(ByteSpan secret, Deadline deadline) {
   if (const auto peer = socket_.peer(); !peer.is_our_user)
     throw Error(ErrorCode::other_user, "the keeper of the store" + describe_other_user(peer.uid));
   const peer::Greeting greeting(kProtocol);
-  const Packet challenge = ask(greeting.hello(), {}, deadline);
-  welcome_ = unpack<Welcome>(ask(greeting.prove(challenge.bytes, secret), {}, deadline).bytes);
+  const Packet challenge = request(greeting.hello(), {}, deadline);
+  welcome_ = unpack<Welcome>(request(greeting.prove(challenge.bytes, secret), {}, deadline).bytes);
 }
 
-Packet Link::ask(const Bytes& question, std::span<const int> fds, Deadline deadline) {
+Packet Link::request(const Bytes& question, std::span<const int> fds, Deadline deadline) {
   send_in_packets(question, fds, [&](ByteSpan bytes, std::span<const int> some) {
     socket_.send(bytes, some, deadline.whole_ms_left(kLongest));
   });
   if (auto packet = socket_.try_receive_for(kAwake))
     if (auto answer = joiner_.add(std::move(*packet))) return std::move(*answer);
-  return hear(deadline);
+  return receive(deadline);
 }
 
-Packet Link::hear(Deadline deadline) {
+Packet Link::receive(Deadline deadline) {
   for (;;)
     if (auto answer = joiner_.add(socket_.receive(deadline.whole_ms_left(kLongest))))
       return std::move(*answer);
@@ -86,7 +86,7 @@ Packet Link::hear(Deadline deadline) {
 std::optional<KeptLimits> ask_limits(const StoreDirectories& directories, Deadline deadline) {
   try {
     return unpack<KeptLimits>(
-        Link::connect(directories, deadline).ask(pack(AskLimits{}), {}, deadline).bytes);
+        Link::connect(directories, deadline).request(pack(AskLimits{}), {}, deadline).bytes);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::peer_died) throw;
     return std::nullopt;

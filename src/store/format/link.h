@@ -23,14 +23,14 @@ class Link {
   const std::string& home() const noexcept { return home_; }
   /// Sends a question and returns the answer, which may be a `refused`. Throws peer_died, timeout, after which the link
   /// cannot be used.
-  Packet ask(const Bytes& question, std::span<const int> fds, Deadline deadline);
-  void tell(const Bytes& message, Deadline deadline) {
+  Packet request(const Bytes& question, std::span<const int> fds, Deadline deadline);
+  void send(const Bytes& message, Deadline deadline) {
     socket_.send(message, {}, deadline.whole_ms_left(kLongest));
   }
   /// Sends a message without waiting. Returns false if the socket has no room.
-  bool try_tell(const Bytes& message) { return socket_.try_send(message); }
-  /// Waits for the answer to a question that was sent with try_tell(). After a timeout the caller may wait again.
-  Packet hear(Deadline deadline);
+  bool try_send(const Bytes& message) { return socket_.try_send(message); }
+  /// Waits for the answer to a question that was sent with try_send(). After a timeout the caller may wait again.
+  Packet receive(Deadline deadline);
   /// Returns whether the keeper has closed the link. REQUIRES: no answer is pending.
   bool is_closed() const { return socket_.is_readable(); }
   int fd() const noexcept { return socket_.fd(); }

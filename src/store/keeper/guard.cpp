@@ -22,7 +22,7 @@ constexpr std::chrono::milliseconds kShortLife{50};
 
 /// Handles the worker's notes. Returns true when the keeper ends.
 bool take_notes(KeeperState& state, Partner& worker) {
-  while (auto note = worker.hear()) {
+  while (auto note = worker.receive()) {
     switch (note->kind) {
       case Partner::Kind::take:
         std::move(note->fds.begin(), note->fds.end(), std::back_inserter(state.versions[note->id]));

@@ -111,7 +111,7 @@ KeeperState take_over(const StoreDirectories& directories, const Limits& limits)
   const Deadline deadline = Deadline::after(Predecessor::kPatience);
   Limits kept = with_former(directories, limits, deadline);
   Link link = Link::connect(directories, deadline);
-  Packet packet = link.ask(pack(Replace{}), {}, deadline);
+  Packet packet = link.request(pack(Replace{}), {}, deadline);
   const auto handover = unpack<Handover>(packet.bytes);
   if (packet.fds.empty()) throw Error(ErrorCode::protocol, "the store's keeper sent no listener");
   KeeperState state;
@@ -128,7 +128,7 @@ KeeperState take_over(const StoreDirectories& directories, const Limits& limits)
   state.predecessor.processes.push_back(link.worker());
   state.predecessor.processes.push_back(open_pidfd(handover.guard));
   for (std::uint64_t i = 0; i < handover.records; ++i) {
-    Packet moved = link.hear(deadline);
+    Packet moved = link.receive(deadline);
     const Record record = unpack<Moved>(moved.bytes).record;
     state.index.append(record);
     if (!moved.fds.empty()) state.versions[record.id] = std::move(moved.fds);

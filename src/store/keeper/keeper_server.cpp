@@ -62,7 +62,7 @@ Next KeeperServer::run() {
     tidy_up();
   }
   log_info("the store's keeper {}", is_replaced_ ? "is replaced by another one" : "ends");
-  guard_.tell(Partner::Kind::end);
+  guard_.send(Partner::Kind::end);
   return is_replaced_ ? Next::leave : Next::end;
 }
 
@@ -136,7 +136,7 @@ void KeeperServer::poll_directories() {
   if (!listener_paused_) poller_.add(state_.listener.fd(), kListener);
   std::vector<int> held = state_.directories.descriptors();
   held.push_back(state_.listener.fd());
-  guard_.tell(Partner::Kind::directories, 0, held);
+  guard_.send(Partner::Kind::directories, 0, held);
 }
 
 void KeeperServer::accept_some() {

@@ -65,7 +65,7 @@ void KeeperServer::replace_index() {
   must_rewrite_ = true;
   point("store.index.rewritten");
   const int fd = state_.index.fd().get();
-  guard_.tell(Partner::Kind::index, 0, std::span(&fd, 1));
+  guard_.send(Partner::Kind::index, 0, std::span(&fd, 1));
   must_rewrite_ = false;
 }
 
@@ -96,14 +96,14 @@ void KeeperServer::recover() {
 /// the open file that came.
 void KeeperServer::take(std::uint64_t id, std::vector<Fd> files) {
   files.front() = reopen_read_only(files.front());
-  guard_.tell(Partner::Kind::take, id, numbers_of(files));
+  guard_.send(Partner::Kind::take, id, numbers_of(files));
   state_.versions[id] = std::move(files);
 }
 
 /// The guard is the last process that has the memory, and spends the time to free it.
 void KeeperServer::forget(std::uint64_t id) {
   state_.versions.erase(id);
-  guard_.tell(Partner::Kind::drop, id);
+  guard_.send(Partner::Kind::drop, id);
 }
 
 }  // namespace onecopy::store

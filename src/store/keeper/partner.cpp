@@ -42,7 +42,7 @@ void Partner::reap() const noexcept {
   }
 }
 
-void Partner::tell(Kind kind, std::uint64_t id, std::span<const int> fds) {
+void Partner::send(Kind kind, std::uint64_t id, std::span<const int> fds) {
   Bytes bytes(sizeof(NoteHead));
   write_value(bytes.data(), NoteHead{kind, id});
   try {
@@ -59,7 +59,7 @@ void Partner::tell(Kind kind, std::uint64_t id, std::span<const int> fds) {
   }
 }
 
-std::optional<Partner::Note> Partner::hear() {
+std::optional<Partner::Note> Partner::receive() {
   try {
     auto packet = socket_.try_receive();
     if (!packet || packet->bytes.size() != sizeof(NoteHead)) return std::nullopt;

@@ -44,9 +44,9 @@ class Partner {
   void reap() const noexcept;
 
   /// Sends a note. Does nothing if the partner has ended, and kills a partner that reads nothing for a second.
-  void tell(Kind kind, std::uint64_t id = 0, std::span<const int> fds = {});
+  void send(Kind kind, std::uint64_t id = 0, std::span<const int> fds = {});
   /// Returns the next note, or nothing if none is there.
-  std::optional<Note> hear();
+  std::optional<Note> receive();
 
  private:
   Partner(UnixSocket socket, Fd pidfd, int pid, bool is_child)

@@ -23,19 +23,19 @@ Sight sight(std::chrono::milliseconds after = 0ms) {
 
 TEST(Stranger, MayBeSilentForAWhileFromTheFirstLookOn) {
   Stranger stranger;
-  EXPECT_EQ(stranger.look(sight(1h), kSilence), Step::look_again) << "the watch thread was late";
-  EXPECT_EQ(stranger.look(sight(1h + kSilence), kSilence), Step::look_again);
-  EXPECT_EQ(stranger.look(sight(1h + kSilence + 1ms), kSilence), Step::drop);
+  EXPECT_EQ(stranger.poll(sight(1h), kSilence), Step::look_again) << "the watch thread was late";
+  EXPECT_EQ(stranger.poll(sight(1h + kSilence), kSilence), Step::look_again);
+  EXPECT_EQ(stranger.poll(sight(1h + kSilence + 1ms), kSilence), Step::drop);
 }
 
 TEST(Stranger, WhoseMessageIsNotReadYetStays) {
   Stranger stranger;
-  stranger.look(sight(), kSilence);
+  stranger.poll(sight(), kSilence);
   Sight late = sight(1h);
   late.has_spoken = true;
-  EXPECT_EQ(stranger.look(late, kSilence), Step::look_again);
+  EXPECT_EQ(stranger.poll(late, kSilence), Step::look_again);
   late.has_spoken = false;
-  EXPECT_EQ(stranger.look(late, kSilence), Step::drop);
+  EXPECT_EQ(stranger.poll(late, kSilence), Step::drop);
 }
 
 TEST(AttachedBorrower, ThatHangsUpAndLivesIsLookedAt) {
@@ -59,7 +59,7 @@ TEST(HungUpBorrower, EndsWhenItMapsItsPageNoMore) {
   HungUp borrower;
   Sight seen = sight();
   seen.maps_page = [] { return false; };
-  EXPECT_EQ(borrower.look(seen), Step::end);
+  EXPECT_EQ(borrower.poll(seen), Step::end);
 }
 
 TEST(HungUpBorrower, HasItsMappingsReadLessAndLess) {
@@ -67,7 +67,7 @@ TEST(HungUpBorrower, HasItsMappingsReadLessAndLess) {
   int reads = 0;
   Sight seen = sight();
   seen.maps_page = [&] { return ++reads > 0; };
-  for (int i = 0; i < 1000; ++i) EXPECT_EQ(borrower.look(seen), Step::look_again);
+  for (int i = 0; i < 1000; ++i) EXPECT_EQ(borrower.poll(seen), Step::look_again);
   EXPECT_LE(reads, 20);
   EXPECT_GE(reads, 1);
 }
@@ -78,15 +78,15 @@ TEST(HungUpBorrower, WithMemoryOfADeviceEndsWithItsProcessOnly) {
   Sight seen = sight();
   seen.has_device_memory = true;
   seen.maps_page = [] { return false; };
-  EXPECT_EQ(borrower.look(seen), Step::wait);
+  EXPECT_EQ(borrower.poll(seen), Step::wait);
   seen.has_exited = true;
-  EXPECT_EQ(borrower.look(seen), Step::end);
+  EXPECT_EQ(borrower.poll(seen), Step::end);
 }
 
 Step look_for_children(MaybeForked& parent, std::optional<bool> seen_children) {
   Sight seen = sight();
   seen.may_have_children = seen_children;
-  return parent.look(seen);
+  return parent.poll(seen);
 }
 
 TEST(BorrowerThatMayHaveForked, IsReleasedAfterTwoLooksInARowWithoutAChild) {

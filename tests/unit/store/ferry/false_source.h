@@ -76,7 +76,7 @@ class FalseSource {
       std::uint32_t protocol = 0;
       Question kind{};
       reader(protocol, kind);
-      if (kind == Question::poll) stream.tell(told, kPatience);
+      if (kind == Question::poll) stream.send_message(told, kPatience);
       else take(stream, read_fields<Take>(question, ErrorCode::protocol, "a question").chunk);
     }
   }
@@ -88,9 +88,9 @@ class FalseSource {
     Answer answer{
         {chunk, static_cast<std::uint32_t>(bytes.size())}, {bytes.begin(), bytes.end()}, {crc32c(bytes)}};
     change(answer);
-    stream.tell(answer.head, kPatience);
+    stream.send_message(answer.head, kPatience);
     stream.send(answer.bytes, kPatience);
-    stream.tell(answer.sum, kPatience);
+    stream.send_message(answer.sum, kPatience);
   }
 
   StreamSocket listener_;
