@@ -204,6 +204,10 @@ def get_and_keep(queue) -> float:
     return mean_of_kept()
 
 
+def mean_of_rebuilt(function, arguments) -> float:
+    return function(*arguments)[::4096].float().mean().item()
+
+
 def free_bytes() -> int:
     torch.cuda.synchronize()
     return torch.cuda.mem_get_info()[0]
@@ -223,6 +227,8 @@ def test_a_tensor_of_a_version_is_sent_without_a_copy(tmp_path):
         before = free_bytes()
         queue.put(version["w"])
         assert borrower(get_and_keep, queue) == 7
+        for row in (version["w"], version["w"][5:]):
+            assert borrower(mean_of_rebuilt, *reduce_tensor(row)) == 7
         assert before - free_bytes() < size // 4, "the card holds a copy"
         del version
         store.delete("weights")
@@ -230,6 +236,28 @@ def test_a_tensor_of_a_version_is_sent_without_a_copy(tmp_path):
         assert borrower(mean_of_kept) == 7
         borrower(drop_kept)
         assert eventually(lambda: free_bytes() - before > size // 2), "the version's memory is freed with its receiver"
+    finally:
+        subprocess.run([command_to_start(), "store", "stop"], check=True)
+
+
+@on_device
+def test_a_handle_of_a_followers_tensor_does_not_keep_the_version_that_it_showed(tmp_path):
+    os.environ["ONECOPY_STORE_DIR"] = str(tmp_path / "store")
+    try:
+        store = onecopy.store.connect()
+        for value in (1, 2):
+            store.publish("weights", {"w": torch.full((1 << 20,), value, dtype=torch.uint8)}, device="cuda:0", keep=1)
+            if value == 1:
+                follower = store.follow("weights")
+                onecopy.share(follower["w"])
+        assert follower.update() == 2 and follower["w"][0].item() == 2
+        gc.collect()
+
+        def numbers():
+            onecopy.collect()
+            return [version["version"] for version in store.list()[0]["versions"]]
+
+        assert eventually(lambda: numbers() == [2])
     finally:
         subprocess.run([command_to_start(), "store", "stop"], check=True)
 
