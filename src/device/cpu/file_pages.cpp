@@ -27,9 +27,8 @@ namespace onecopy {
 
 namespace {
 
-constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, Linux 5.14
-constexpr std::size_t kBatch = std::size_t{32}
-                               << 20;  // the bytes that the threads of a crew reserve without interruption
+constexpr int kPopulateWrite = 23;                            // MADV_POPULATE_WRITE, Linux 5.14
+constexpr std::size_t kBetweenCalls = std::size_t{16} << 20;  // the bytes between two calls of a listener
 constexpr std::size_t kPiece = std::size_t{2} << 20;  // the bytes of one system call, and of a huge page
 constexpr std::size_t kBytesPerThread = std::size_t{4} << 20;
 constexpr std::size_t kBlock = 512;  // the unit of stat(2)
@@ -111,23 +110,29 @@ bool has_margin() noexcept {
   }
 }
 
-/// The work of a crew: each thread takes pieces until none is left, one failed, or memory runs short. Others in the
-/// control group may reserve at the same time, and the group kills processes instead of refusing.
-class Batch {
+/// The work of a crew: each thread takes pieces until none is left, one failed, the caller ends it, or memory runs short.
+/// Others in the control group may reserve at the same time, and the group kills processes instead of refusing.
+class Pieces {
  public:
-  Batch(const FilePages& file, Range range) : file_(file), range_(range), next_(range.begin) {}
+  Pieces(const FilePages& file, Range range) : file_(file), range_(range), next_(range.begin) {}
 
-  void work() noexcept {
-    while (error_.load(std::memory_order_relaxed) == 0 && !is_short_) {
-      const std::size_t begin = next_.fetch_add(kPiece);
-      if (begin >= range_.end) return;
-      if (begin != range_.begin && (begin - range_.begin) % kBetweenLooks == 0 && !has_margin())
-        is_short_ = true;
-      const int error = reserve_piece(file_, begin, std::min(kPiece, range_.end - begin));
-      if (error != 0) error_.store(error, std::memory_order_relaxed);
-    }
+  /// Reserves one piece. Returns false if there is no more to do.
+  bool reserve_next() noexcept {
+    if (error() != 0 || has_ended_) return false;
+    const std::size_t begin = next_.fetch_add(kPiece);
+    if (begin >= range_.end) return false;
+    if (begin != range_.begin && (begin - range_.begin) % kBetweenLooks == 0 && !has_margin())
+      has_ended_ = true;
+    const std::size_t bytes = std::min(kPiece, range_.end - begin);
+    if (const int failed = reserve_piece(file_, begin, bytes); failed != 0)
+      error_.store(failed, std::memory_order_relaxed);
+    else done_ += bytes;
+    return true;
   }
+  void end_soon() noexcept { has_ended_ = true; }
   int error() const noexcept { return error_.load(std::memory_order_relaxed); }
+  /// Returns the bytes that are reserved, in pieces that need not be neighbours while threads work.
+  std::size_t done() const noexcept { return done_; }
   /// Returns the offset up to which all is reserved. REQUIRES: no error, and all work is done.
   std::size_t end() const noexcept { return std::min(next_.load(), range_.end); }
 
@@ -135,8 +140,9 @@ class Batch {
   const FilePages& file_;
   const Range range_;
   std::atomic<std::size_t> next_;
+  std::atomic<std::size_t> done_{0};
   std::atomic<int> error_{0};
-  std::atomic<bool> is_short_{false};
+  std::atomic<bool> has_ended_{false};
 };
 
 std::size_t threads_for(std::size_t bytes) {
@@ -171,17 +177,32 @@ void advise(const FilePages& file, std::size_t bytes) {
   if (bytes % huge_page() == 0 || bytes >= kMany * huge_page()) ::madvise(file.base, bytes, MADV_HUGEPAGE);
 }
 
+/// Reserves pieces with other threads, and tells the listener of this thread how far they are.
+void reserve_together(Pieces& pieces, std::size_t bytes, std::size_t asked, std::size_t done) {
+  const Crew crew(threads_for(bytes) - 1, [&pieces] {
+    while (pieces.reserve_next()) continue;
+  });
+  try {
+    std::size_t told = 0;
+    while (pieces.reserve_next()) {
+      const std::size_t now = pieces.done();
+      if (now - told < kBetweenCalls || now == bytes) continue;
+      ReserveListener::tell(done + now, asked);
+      told = now;
+    }
+  } catch (...) {
+    pieces.end_soon();
+    throw;
+  }
+}
+
 void reserve_hole(const FilePages& file, Range hole, std::size_t asked, std::size_t& done) {
   while (hole.begin < hole.end) {
-    const Range batch{hole.begin, std::min(hole.end, hole.begin + kBatch)};
     require_memory(asked - done, std::min(margin(), 8 * asked));
-    Batch pieces(file, batch);
-    {
-      const Crew crew(threads_for(batch.end - batch.begin) - 1, [&pieces] { pieces.work(); });
-      pieces.work();
-    }
+    Pieces pieces(file, hole);
+    reserve_together(pieces, hole.end - hole.begin, asked, done);
     if (pieces.error() != 0) throw_refused(file, asked, done, pieces.error());
-    done += pieces.end() - batch.begin;
+    done += pieces.end() - hole.begin;
     hole.begin = pieces.end();
     ReserveListener::tell(done, asked);
   }

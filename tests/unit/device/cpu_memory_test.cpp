@@ -66,14 +66,13 @@ ErrorCode code_of_opening(Fd fd, std::uint64_t size, Access access = Access::rea
 }
 
 /// Signals are handled then: an interrupt of a long reservation waits for one batch at most.
-TEST(CpuMemory, SaysHowFarAReservationHasComeEvery32MiB) {
+TEST(CpuMemory, SaysHowFarAReservationHasCome) {
   constexpr std::size_t kBytes = 100 * kMiB;
   const auto memory = create(kBytes);
   std::size_t before = 0;
   const ReserveListener listener([&](std::size_t done, std::size_t total) {
     EXPECT_EQ(total, kBytes);
     EXPECT_GT(done, before);
-    EXPECT_LE(done - before, 32 * kMiB);
     before = done;
   });
   memory->commit(0, kBytes);
