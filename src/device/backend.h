@@ -178,8 +178,7 @@ class Backend {
   /// Allocates memory of this device. Throws out_of_memory with the numbers. REQUIRES: `bytes` is a multiple of
   /// granularity().
   virtual std::unique_ptr<PhysicalChunk> create_chunk(int ordinal, std::size_t bytes);
-  /// Allocates memory of this device for all of the reservation, and maps the memory there for reading and writing. On the
-  /// host this is quicker than to do one after the other. Throws what create_chunk(), map() and allow() throw.
+  /// Does what create_chunk(), map() and allow() for reading and writing do for a whole reservation, on the host quicker.
   virtual std::unique_ptr<PhysicalChunk> create_chunk_in(Reservation& where, int ordinal);
   /// Returns the chunks of the device `home` that another process exported, in the order of their addresses there, to
   /// be mapped for `user`. Throws bad_handle, owner_died. REQUIRES: the caller has checked that `memory` may be opened.
@@ -209,8 +208,7 @@ class Backend {
   /// REQUIRES: they exist.
   virtual void copy_aside(const Transfer& transfer, Stream stream) { copy(transfer, stream); }
   static constexpr std::size_t kAsideRoom = 2048;
-  /// Waits for all work in the stream.
-  virtual void synchronize(int ordinal, Stream stream) = 0;
+  virtual void synchronize(int ordinal, Stream stream) = 0;  ///< waits for all work in the stream
 
   /// Pins [at, at + bytes) of the host, whole pages that are mapped with this access. Copies between them and any
   /// device of this type then run at the speed of the link and do not block the caller. A driver refuses a copy that

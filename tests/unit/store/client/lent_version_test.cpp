@@ -163,7 +163,7 @@ TEST_F(LentVersionTest, TheVersionStaysUntilTheLastReceiverHasGone) {
   EXPECT_TRUE(eventually([&] { return versions() == std::vector<std::uint64_t>{2}; }));
 }
 
-// On a card. The children begin first: a driver works in the process that has loaded it.
+// The rest is about a card. The children begin first: a driver works in the process that has loaded it.
 
 constexpr Device kCard{DeviceType::cuda, 0};
 
