@@ -87,7 +87,9 @@ class ForeignBlock final : public BlockGroup {
   explicit ForeignBlock(Owned<Managed> managed) noexcept
       : BlockGroup(false), managed_(std::move(managed)) {}
 
-  void retain(std::uint32_t) noexcept override { references_.fetch_add(1, std::memory_order_relaxed); }
+  void add_reference(std::uint32_t) noexcept override {
+    references_.fetch_add(1, std::memory_order_relaxed);
+  }
   void release(std::uint32_t) noexcept override {
     if (references_.fetch_sub(1, std::memory_order_acq_rel) == 1)
       const std::unique_ptr<ForeignBlock> last(this);

@@ -116,7 +116,7 @@ class Session final {
   /// Returns whether the ledger of this process counts the block directly.
   bool owns(const BlockRef& block) const noexcept { return block.group() == own_; }
   /// Returns another reference to a block of this process; empty if the name is stale.
-  BlockRef try_retain(const BlockName& name) noexcept;
+  BlockRef try_reference(const BlockName& name) noexcept;
   /// Takes back blocks that no process holds, without waiting for the timer that usually does.
   void take_back() noexcept;
   /// Keeps memory for a moment after it was exchanged for shared memory, see FormerMemory. `is_item`: for a message, and

@@ -36,7 +36,7 @@ class BlockGroup {
   /// Returns whether a tensor that is not lent is sent as a copy, and not refused.
   virtual bool is_sent_as_copy() const noexcept { return false; }
   /// Adds a reference to a block that the caller already holds.
-  virtual void retain(std::uint32_t number) noexcept = 0;
+  virtual void add_reference(std::uint32_t number) noexcept = 0;
   virtual void release(std::uint32_t number) noexcept = 0;
   /// Releases one reference to each block, at less cost than one call for each.
   virtual void release_all(std::span<const std::uint32_t> numbers) noexcept {
@@ -59,7 +59,7 @@ class BlockRef {
   /// Takes over a reference that the caller has already counted.
   BlockRef(BlockGroup* group, std::uint32_t number) noexcept : group_(group), number_(number) {}
   BlockRef(const BlockRef& other) noexcept : group_(other.group_), number_(other.number_) {
-    if (group_) group_->retain(number_);
+    if (group_) group_->add_reference(number_);
   }
   BlockRef(BlockRef&& other) noexcept
       : group_(std::exchange(other.group_, nullptr)), number_(other.number_) {}

@@ -28,7 +28,7 @@ class Export final : public BlockGroup {
         memory_(storage(tensor)),
         access_(tensor.access()) {}
 
-  void retain(std::uint32_t) noexcept override;
+  void add_reference(std::uint32_t) noexcept override;
   void release(std::uint32_t) noexcept override;
 
  private:
@@ -78,7 +78,7 @@ class Exports {
     return {entry, 0};
   }
 
-  void retain(Export& entry) noexcept {
+  void add_reference(Export& entry) noexcept {
     const LockGuard lock(mutex_);
     ++entry.references_;
   }
@@ -116,7 +116,7 @@ class Exports {
 
 const ForkHook kExportsAtFork{ForkRank::leaves, {&Exports::lock, &Exports::unlock, &Exports::unlock}};
 
-void Export::retain(std::uint32_t) noexcept { Exports::instance().retain(*this); }
+void Export::add_reference(std::uint32_t) noexcept { Exports::instance().add_reference(*this); }
 void Export::release(std::uint32_t) noexcept { Exports::instance().release(*this); }
 
 }  // namespace

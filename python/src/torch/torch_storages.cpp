@@ -145,7 +145,7 @@ void Storages::note_adopted(const TorchSymbols& api, nb::handle storage, const T
 std::optional<Tensor> Storages::adopted_at(const std::byte* begin, std::size_t size, Device device) {
   const auto at = adopted_.find(begin);
   if (at == adopted_.end() || at->second.size != size) return std::nullopt;
-  BlockRef block = Session::current().try_retain({at->second.block, at->second.generation});
+  BlockRef block = Session::current().try_reference({at->second.block, at->second.generation});
   if (!block) return std::nullopt;
   return Tensor(std::move(block), const_cast<std::byte*>(begin),
                 Layout(DType::u8, {static_cast<std::int64_t>(size)}), device, Access::read_write);

@@ -14,7 +14,7 @@ ItemsInFlight::ItemsInFlight(const Ring& ring, std::uint64_t channel)
 
 void ItemsInFlight::push(std::uint64_t position, std::span<const BlockRef> blocks) {
   const Cursor end = write(position, blocks);
-  for (const BlockRef& block : blocks) block.group()->retain(block.number());
+  for (const BlockRef& block : blocks) block.group()->add_reference(block.number());
   publish(end, blocks);
 }
 

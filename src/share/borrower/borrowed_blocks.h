@@ -123,7 +123,7 @@ class BorrowedBlocks final : public SharedBlocks {
   Leases& leases() noexcept { return leases_; }
   MappedSegments& segments() noexcept { return segments_; }
 
-  void retain(std::uint32_t block) noexcept override { leases_.retain(block); }
+  void add_reference(std::uint32_t block) noexcept override { leases_.add_reference(block); }
   void release(std::uint32_t block) noexcept override;
   void release_now(std::uint32_t block) noexcept override;
   std::uint32_t segment_of(std::uint32_t block) const noexcept override {

@@ -136,7 +136,7 @@ class Leases {
     counts_[block].fetch_add(1, std::memory_order_relaxed);
     return true;
   }
-  void retain(std::uint32_t block) noexcept {
+  void add_reference(std::uint32_t block) noexcept {
     const HazardGuard here(this);
     if (!frozen_) page_.slot(block).fetch_add(1);
     counts_[block].fetch_add(1, std::memory_order_relaxed);

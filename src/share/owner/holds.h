@@ -27,7 +27,9 @@ class ObjectBlock final : public BlockGroup {
   }
   explicit ObjectBlock(std::shared_ptr<const void> owner) : BlockGroup(false), owner_(std::move(owner)) {}
 
-  void retain(std::uint32_t) noexcept override { references_.fetch_add(1, std::memory_order_relaxed); }
+  void add_reference(std::uint32_t) noexcept override {
+    references_.fetch_add(1, std::memory_order_relaxed);
+  }
   void release(std::uint32_t) noexcept override {
     if (references_.fetch_sub(1, std::memory_order_acq_rel) != 1 || current_pid() != pid_) return;
     const std::unique_ptr<ObjectBlock> last(this);

@@ -130,7 +130,7 @@ bool Ledger::is_kept(std::uint32_t block, std::uint64_t generation) const noexce
           table_.record(block).word.load() == make_word(generation, BlockState::exported));
 }
 
-void Ledger::retain(std::uint32_t block) noexcept {
+void Ledger::add_reference(std::uint32_t block) noexcept {
   local_[block].refs.fetch_add(1, std::memory_order_relaxed);
 }
 

@@ -132,7 +132,7 @@ class Ledger final : public SharedBlocks, public PageGuard {
   };
 
   // The following functions implement SharedBlocks. Pins belong to this process, also in a forked child's copy.
-  void retain(std::uint32_t block) noexcept override;
+  void add_reference(std::uint32_t block) noexcept override;
   void release(std::uint32_t block) noexcept override;
   void release_all(std::span<const std::uint32_t> blocks) noexcept override;
   void release_now(std::uint32_t block) noexcept override;

@@ -33,7 +33,9 @@ class StreamReleases::Lease final : public SharedBlocks {
     reference_.push_back({std::move(block), device, stream});
   }
 
-  void retain(std::uint32_t) noexcept override { references_.fetch_add(1, std::memory_order_relaxed); }
+  void add_reference(std::uint32_t) noexcept override {
+    references_.fetch_add(1, std::memory_order_relaxed);
+  }
   void release(std::uint32_t) noexcept override {
     if (references_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
     const std::unique_ptr<Lease> last(this);

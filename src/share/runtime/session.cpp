@@ -31,7 +31,7 @@ std::shared_ptr<LentMemory> Session::lend(Device device, ExportedMemory memory) 
       runtime_.ledger_);
 }
 
-BlockRef Session::try_retain(const BlockName& name) noexcept {
+BlockRef Session::try_reference(const BlockName& name) noexcept {
   return runtime_.ledger_.try_open(name.block, name.generation);
 }
 
@@ -150,7 +150,7 @@ Tensor Session::try_open(const OpenSegment& segment, std::uint32_t epoch, const 
   BlockRef block;
   std::byte* data = nullptr;
   if (!at->borrowed) {
-    block = try_retain(name);
+    block = try_reference(name);
     if (!block) return {};
     const MappedBlock spot = runtime_.ledger_.export_spot(name.block);
     if (spot.info.segment == at->segment && reach <= spot.info.size) data = spot.data;

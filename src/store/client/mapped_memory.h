@@ -76,14 +76,16 @@ class MappedMemory final : public BlockGroup {
   Tensor lend(const Tensor& tensor) override;
   bool is_sent_as_copy() const noexcept override;
   /// Adds a reference, unless the last one is being dropped.
-  bool try_retain() noexcept {
+  bool try_reference() noexcept {
     std::uint64_t references = references_.load(std::memory_order_relaxed);
     while (references != 0)
       if (references_.compare_exchange_weak(references, references + 1, std::memory_order_relaxed))
         return true;
     return false;
   }
-  void retain(std::uint32_t) noexcept override { references_.fetch_add(1, std::memory_order_relaxed); }
+  void add_reference(std::uint32_t) noexcept override {
+    references_.fetch_add(1, std::memory_order_relaxed);
+  }
   void release(std::uint32_t) noexcept override {
     if (references_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
   }

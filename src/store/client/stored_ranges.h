@@ -38,7 +38,7 @@ class StoredRanges {
     if (count_.load(std::memory_order_relaxed) == 0) return {};
     const LockGuard lock(mutex_);
     MappedMemory* const memory = find_locked(at);
-    return memory && memory->try_retain() ? BlockRef(memory, 0) : BlockRef();
+    return memory && memory->try_reference() ? BlockRef(memory, 0) : BlockRef();
   }
 
  private:

@@ -9,7 +9,7 @@ namespace onecopy {
 class CountingKeeper final : public BlockGroup {
  public:
   CountingKeeper() noexcept : BlockGroup(false) {}
-  void retain(std::uint32_t) noexcept override { ++references; }
+  void add_reference(std::uint32_t) noexcept override { ++references; }
   void release(std::uint32_t) noexcept override { --references; }
   BlockRef make() {
     ++references;

@@ -17,13 +17,13 @@ namespace {
 class Blocks final : public SharedBlocks {
  public:
   BlockRef take(std::uint32_t number) {
-    retain(number);
+    add_reference(number);
     return {this, number};
   }
   int references() const { return references_; }
   int in_transit() const { return in_transit_; }
 
-  void retain(std::uint32_t) noexcept override { ++references_; }
+  void add_reference(std::uint32_t) noexcept override { ++references_; }
   void release(std::uint32_t) noexcept override { --references_; }
   void begin_transit(std::uint32_t, std::uint64_t) noexcept override { ++in_transit_; }
   void end_transit(std::uint32_t) noexcept override { --in_transit_; }

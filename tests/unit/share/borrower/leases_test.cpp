@@ -50,7 +50,7 @@ class LeasesTest : public ::testing::Test {
 TEST_F(LeasesTest, AreSeenByTheOwnerAsLongAsTheyLast) {
   EXPECT_TRUE(try_claim());
   EXPECT_TRUE(try_claim());
-  leases.retain(kBlock);
+  leases.add_reference(kBlock);
   EXPECT_EQ(leases.count(), 3u);
   EXPECT_EQ(seen_by_owner(), 3u);
   for (int i = 0; i < 3; ++i) leases.release(kBlock);
@@ -138,7 +138,7 @@ TEST_F(LeasesTest, OfAnEndedOwnerAreTakenRetainedAndReleasedUntilNoneIsLeft) {
   ASSERT_TRUE(try_claim());
   ASSERT_TRUE(leases.try_freeze());
   EXPECT_TRUE(try_claim());
-  leases.retain(kBlock);
+  leases.add_reference(kBlock);
   EXPECT_EQ(leases.count(), 3u);
   EXPECT_FALSE(try_claim(kBlock, kGeneration - 1));
   EXPECT_FALSE(try_claim(kBlock + 1));
@@ -187,7 +187,7 @@ TEST_F(LeasesTest, AreFrozenUnderTheirClaimersAndLoseNoLease) {
         if (n % 64 == 0) std::this_thread::yield();  // or it would take long until no thread is within
         if (!borrowed.try_claim(kBlock, kGeneration, kNobodyToAsk)) continue;
         ++claimed;
-        borrowed.retain(kBlock);
+        borrowed.add_reference(kBlock);
         borrowed.release(kBlock);
         EXPECT_EQ(borrowed.describe(kBlock).size, 64u);
         borrowed.release(kBlock);
@@ -208,7 +208,7 @@ TEST_F(LeasesTest, AreFrozenUnderTheirClaimersAndLoseNoLease) {
 
 TEST_F(LeasesTest, OfAChildAreItsOwn) {
   ASSERT_TRUE(try_claim());
-  leases.retain(kBlock);
+  leases.add_reference(kBlock);
   const ClaimFile childs = create_claim_file();
   claims_in(childs.memory).header().all.store(1);
   leases.go_on_in_child(map_claims(childs.file));
@@ -222,7 +222,7 @@ TEST_F(LeasesTest, OfAChildAreItsOwn) {
 TEST_F(LeasesTest, OfAChildThatGotNoPageAreSeenByNobody) {
   ASSERT_TRUE(try_claim());
   leases.go_on_in_child({});
-  leases.retain(kBlock);
+  leases.add_reference(kBlock);
   EXPECT_EQ(leases.count(), 2u);
   EXPECT_EQ(seen_by_owner(), 1u) << "the parent's";
 }
