@@ -83,7 +83,9 @@ Tensor open_as_lent(nb::handle handle, nb::handle device) {
   const Handle from = handle_arg(handle, "handle");
   std::optional<Device> where;
   if (!device.is_none()) where = device_arg(device, "device");
-  return open_in_order(from, from.fields().is_read_only() ? Access::read_only : Access::read_write, where);
+  // On the host, a write to memory that is lent for reading would end the process: there the caller must ask for it.
+  const bool reads = from.fields().is_read_only() && from.fields().device_type != DeviceType::cpu;
+  return open_in_order(from, reads ? Access::read_only : Access::read_write, where);
 }
 
 }  // namespace
@@ -91,7 +93,7 @@ Tensor open_as_lent(nb::handle handle, nb::handle device) {
 void init_open(nb::module_& m) {
   m.def("_open_as_lent", &open_as_lent, nb::arg("handle"), nb::arg("device") = nb::none(),
         nb::sig("def _open_as_lent(handle: Handle | bytes | str, device: object | None = None) -> Tensor"),
-        "Opens a tensor with the access that its handle allows.");
+        "Opens a tensor for writing, or for reading if it is on a card and its handle allows no more.");
   m.def(
       "open", &open_handle, nb::arg("handle").none(), nb::arg("device") = nb::none(),
       nb::arg("access").none() = "readwrite", nb::arg("framework") = nb::none(), nb::arg("pin") = false,

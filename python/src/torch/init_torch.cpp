@@ -3,6 +3,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 
+#include "binding/args.h"
 #include "binding/holds.h"
 #include "binding/module.h"
 #include "onecopy/share/share.h"
@@ -40,6 +41,8 @@ std::optional<torch::FlaggedTensor> shared_plainly(nb::handle tensor) {
 
 /// The 15 arguments of torch's CUDA tensors, as reduce_tensor() of the package describes them.
 nb::object reduce_plain(nb::handle tensor, nb::handle storage_class) {
+  const auto looked_at = torch::TorchTensor::of(tensor.ptr());
+  const bool is_of_version = looked_at && looked_at->is_of_version();
   const auto shared = shared_plainly(tensor);
   if (!shared) return nb::none();
   const torch::TorchSymbols& api = torch::TorchSymbols::require();
@@ -47,17 +50,18 @@ nb::object reduce_plain(nb::handle tensor, nb::handle storage_class) {
   const std::size_t itemsize = size_of(shared->tensor.dtype());
   const Tensor block = torch::all_of_block(shared->tensor);
   const auto first = static_cast<std::size_t>(shared->tensor.as<std::byte>() - block.as<std::byte>());
-  // The block of a card's version that is lent has the tensor alone, and not its storage.
-  const bool is_alone = shared->tensor.access() == Access::read_only && shared->tensor.device() != kCpu;
-  const std::size_t offset = is_alone ? first / itemsize : api.offset(tensor);
-  const std::size_t nbytes = is_alone ? block.nbytes() : api.nbytes(storage);
+  // The block that is sent for a tensor of a version has the tensor alone, and not its storage.
+  const std::size_t offset = is_of_version ? first / itemsize : api.offset(tensor);
+  const std::size_t nbytes = is_of_version ? block.nbytes() : api.nbytes(storage);
+  const nb::object stride =
+      is_of_version ? nb::object(tuple_of(shared->tensor.layout().strides())) : api.stride(tensor);
   if (first < offset * itemsize || first % itemsize != 0) return nb::none();
   const nb::object device = nb::int_(shared->tensor.device() == kCpu ? -1 : shared->tensor.device().index);
   const nb::bytes none("", 0);
   const bool requires_grad = (shared->flags & torch::kRequiresGrad) != 0;
-  return nb::make_tuple(tensor.type(), api.size(tensor), api.stride(tensor), offset, storage_class,
-                        api.dtype(tensor), device, share_held(block), nbytes, first - offset * itemsize,
-                        requires_grad, none, device, none, false);
+  return nb::make_tuple(tensor.type(), api.size(tensor), stride, offset, storage_class, api.dtype(tensor),
+                        device, share_held(block), nbytes, first - offset * itemsize, requires_grad, none,
+                        device, none, false);
 }
 
 }  // namespace

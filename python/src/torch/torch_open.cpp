@@ -25,12 +25,12 @@ nb::object new_storage(const TorchSymbols& torch, const Tensor& bytes) {
   return storage;
 }
 
-/// Returns the storage of this process for the block at this address. A block that is used on two devices may have the
-/// same address on both, and has one storage for each.
-nb::object storage_on(Device device, const TorchSymbols& torch, const std::byte* begin) {
-  nb::object storage = storages().storage_at(torch, begin);
-  if (device == kCpu || !storage.is_valid()) return storage;
-  return torch.device_of_storage(storage) == device ? storage : nb::object();
+/// Returns the storage of this process for the block. A block that is used on two devices may have the same address on
+/// both, and has one storage for each. Blocks that are lent of a version may begin at one address.
+nb::object storage_on(Device device, const TorchSymbols& torch, std::span<const std::byte> block) {
+  nb::object storage = storages().storage_at(torch, block.data());
+  if (!storage.is_valid() || torch.nbytes(storage) < block.size()) return {};
+  return device == kCpu || torch.device_of_storage(storage) == device ? storage : nb::object();
 }
 
 /// Returns a tensor of a card on memory of the host. The block's own storage belongs to the host.
@@ -47,7 +47,7 @@ nb::object plain(const TorchSymbols& torch, const Tensor& tensor) {
   const auto offset = static_cast<std::size_t>(static_cast<std::byte*>(tensor.data()) - block.data());
   const Layout& layout = tensor.layout();
   const Device device = tensor.device();
-  if (nb::object storage = storage_on(device, torch, block.data()); storage.is_valid()) {
+  if (nb::object storage = storage_on(device, torch, block); storage.is_valid()) {
     if (device != kCpu) storages().record_stream(block.data(), current_stream(device), tensor);
     return torch.on_storage(storage, layout, offset, device);
   }
@@ -75,19 +75,19 @@ class Neighbours {
 
   /// Returns a new tensor, or null if only open() can make it.
   AotiShim::Tensor open(const Tensor& tensor) {
-    const std::byte* const block = onecopy::storage(tensor).data();
+    const std::span<const std::byte> block = onecopy::storage(tensor);
     if (tensor.layout().numel() == 0) return nullptr;
-    if (block != block_ || tensor.device() != device_) {
+    if (block.data() != block_.data() || block.size() != block_.size() || tensor.device() != device_) {
       on_block_.set(open_storage(tensor), tensor.device());
       block_ = block;
       device_ = tensor.device();
     }
-    return on_block_.make(tensor.layout(), static_cast<std::size_t>(tensor.as<std::byte>() - block));
+    return on_block_.make(tensor.layout(), static_cast<std::size_t>(tensor.as<std::byte>() - block.data()));
   }
 
  private:
   TensorsOnStorage on_block_;
-  const std::byte* block_ = nullptr;
+  std::span<const std::byte> block_;
   Device device_;
 };
 
@@ -137,7 +137,7 @@ nb::object open_storage(const Tensor& bytes) {
   const TorchSymbols& torch = TorchSymbols::require();
   torch.use(bytes.device());
   const std::span<std::byte> block = onecopy::storage(bytes);
-  if (nb::object storage = storage_on(bytes.device(), torch, block.data()); storage.is_valid()) {
+  if (nb::object storage = storage_on(bytes.device(), torch, block); storage.is_valid()) {
     if (!is_on_host(bytes)) storages().record_stream(block.data(), current_stream(bytes.device()), bytes);
     return storage;
   }

@@ -82,6 +82,15 @@ def test_a_receiver_maps_a_cards_version_itself_for_reading(store):
 
 
 @with_store
+def test_a_cards_version_is_copied_to_the_host_and_on_the_card(store):
+    publish(store, 7)
+    version = store.open("weights")
+    for device in ("cpu", "cuda:0"):
+        there = onecopy.to_device({"w": version["w"]}, device)["w"]
+        assert (str(there.device), set(there.cpu().tolist())) == (device, {7})
+
+
+@with_store
 def test_a_receiver_keeps_a_cards_version_and_sends_it_on(store):
     publish(store, 7)
     version = store.open("weights")

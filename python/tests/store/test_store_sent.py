@@ -92,6 +92,17 @@ def test_a_tensor_of_a_version_is_sent_without_a_copy(store, receiver):
     assert onecopy.stats()["bytes_shared"] - allocated < SIZE
 
 
+def test_rows_that_begin_at_one_address_arrive_whole(store, receiver):
+    store.publish("a", values(1))
+    version = store.open("a")
+    queue = onecopy.Queue()
+    get_two = "first, second = queue.get(), queue.get()\nprint(len(first), len(second), second[-1].item(), flush=True)\n"
+    child = receiver("queue = onecopy.Queue.connect(sys.argv[1])\n" + get_two + WAIT, str(queue.handle()))
+    queue.put(version["w"][:5])
+    queue.put(version["w"])
+    assert child.says() == f"5 {SIZE} 1.0"
+
+
 def test_what_a_receiver_writes_is_seen_by_nobody_else(store, receiver):
     store.publish("a", values(1))
     version = store.open("a")

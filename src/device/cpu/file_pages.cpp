@@ -37,13 +37,13 @@ constexpr std::size_t kMaxThreads = 8;
 // The bytes between two looks at the memory limits.
 constexpr std::size_t kBetweenLooks = std::size_t{8} << 20;
 
-std::size_t max_threads() noexcept {
+std::size_t max_threads() {
   static const auto cpus = static_cast<std::size_t>(std::max(1, usable_cpus()));
   return std::min(cpus, kMaxThreads);
 }
 
 /// Returns the bytes kept free for reservations that other processes (about three) make between their check and ours.
-std::size_t margin() noexcept { return 3 * (kBetweenLooks + max_threads() * kPiece); }
+std::size_t margin() { return 3 * (kBetweenLooks + max_threads() * kPiece); }
 
 struct Range {
   std::size_t begin;
@@ -201,7 +201,7 @@ void reserve_hole(const FilePages& file, Range hole, std::size_t asked, std::siz
     require_memory(asked - done, std::min(margin(), 8 * asked));
     Pieces pieces(file, hole);
     reserve_together(pieces, hole.end - hole.begin, asked, done);
-    if (pieces.error() != 0) throw_refused(file, asked, done, pieces.error());
+    if (pieces.error() != 0) throw_refused(file, asked, done + pieces.done(), pieces.error());
     done += pieces.end() - hole.begin;
     hole.begin = pieces.end();
     ReserveListener::tell(done, asked);

@@ -160,9 +160,11 @@ void copy_group(std::span<const Tensor> tensors, const Group& group, Device devi
 /// Copies group after group: the card copies one while the next gets its block.
 std::vector<Tensor> to_device(std::span<const Tensor> given, Device device, Stream stream) {
   std::vector<Tensor> tensors(given.begin(), given.end());
-  for (Tensor& tensor : tensors)
-    if (tensor.device() == kCpu && tensor && !is_shareable(tensor))  // of a stored version
-      if (Tensor lent = tensor.block().group()->lend(tensor)) tensor = std::move(lent);
+  for (Tensor& tensor : tensors) {
+    if (!tensor || is_shareable(tensor)) continue;
+    if (tensor.device() != kCpu) tensor = sendable(tensor);  // of a stored version
+    else if (Tensor lent = tensor.block().group()->lend(tensor)) tensor = std::move(lent);
+  }
   check_tensors(tensors, device);
   if (device != kCpu) pin_all(tensors, device);
   const std::vector<Run> runs = runs_of(tensors);

@@ -163,12 +163,13 @@ bool MappedMemory::try_seal() {
   return true;
 }
 
-/// Returns new memory with the same content.
+/// Returns new memory with the same content, in usual pages: before 5.17 Linux did not seal memory in huge pages.
 MappedMemory::Chunks MappedMemory::copied() const {
   Backend& vendor = backend(device_.type);
   Chunks chunks;
+  chunks.push_back(vendor.create_chunk(device_.index, size_));
   const auto to = vendor.reserve(device_.index, size_);
-  chunks.push_back(vendor.create_chunk_in(*to, device_.index));
+  map(*to, chunks, Access::read_write);
   std::memcpy(to->base(), data(), size_);
   return chunks;
 }
