@@ -167,11 +167,25 @@ Tensor adopted_block(Device device, const TorchSymbols& torch, nb::handle storag
   return bytes;
 }
 
-/// Returns the block that a storage lies in, and shares it first if needed. `looked_at`: no block is known there.
+/// Returns what other processes open in place of the tensor: nearly always its own block. A draft of the store is
+/// copied.
+Tensor sent(Tensor&& tensor) {
+  if (is_sendable(tensor)) [[likely]]
+    return std::move(tensor);
+  return without_gil([&] {
+    Tensor other = sendable(tensor);
+    return is_shareable(other) ? other : copy(tensor.view());
+  });
+}
+
+/// Returns the block that a storage lies in, and shares it first if needed. The storage of a version stays where it is, since
+/// update() shows others there: what is sent is lent. `looked_at`: no block is known there.
 Tensor block_of(const TorchSymbols& torch, nb::handle storage, Device device,
                 std::optional<Range> looked_at = {}) {
   if (device == kCpu) storages().keep_in_place();
   const Range range = range_of(torch, storage);
+  if (store::is_stored(range.begin))
+    return sent(store::stored_tensor(range.begin, row_of_bytes(range.size)));
   if (range != looked_at)
     if (auto known = known_at(torch, range, device)) return *std::move(known);
   if (auto lent = lent_elsewhere(range, device)) return *std::move(lent);
@@ -191,17 +205,6 @@ Tensor with_block_of(Tensor&& bytes, std::size_t offset, Layout&& layout, Device
   std::byte* const data = bytes.as<std::byte>() + offset;
   const Access access = bytes.access();
   return {bytes.take_block(), data, std::move(layout), device, access};
-}
-
-/// Returns what other processes open in place of the tensor: nearly always its own block. A draft of the store is
-/// copied.
-Tensor sent(Tensor&& tensor) {
-  if (is_sendable(tensor)) [[likely]]
-    return std::move(tensor);
-  return without_gil([&] {
-    Tensor other = sendable(tensor);
-    return is_shareable(other) ? other : copy(tensor.view());
-  });
 }
 
 }  // namespace

@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch")
 
 import onecopy
 from onecopy import multiprocessing as mp
+from onecopy.multiprocessing.reductions import reduce_storage, reduce_tensor
 from support.devices import eventually
 
 SIZE = 4 << 20  # elements of "w", 16 MiB
@@ -96,7 +97,9 @@ def test_rows_that_begin_at_one_address_arrive_whole(store, receiver):
     store.publish("a", values(1))
     version = store.open("a")
     queue = onecopy.Queue()
-    get_two = "first, second = queue.get(), queue.get()\nprint(len(first), len(second), second[-1].item(), flush=True)\n"
+    get_two = (
+        "first, second = queue.get(), queue.get()\nprint(len(first), len(second), second[-1].item(), flush=True)\n"
+    )
     child = receiver("queue = onecopy.Queue.connect(sys.argv[1])\n" + get_two + WAIT, str(queue.handle()))
     queue.put(version["w"][:5])
     queue.put(version["w"])
@@ -171,6 +174,29 @@ def test_a_tensor_of_a_follower_is_that_of_the_version_that_was_shown(store, rec
     child = receiver(GET + GET, str(queue.handle()))
     assert child.says() == "1.0 1.0"
     assert child.says() == "2.0 2.0"
+
+
+class Named(torch.Tensor):
+    """A subclass, whose storage torch's reducers send."""
+
+
+@pytest.mark.parametrize(
+    "part",
+    [lambda w: w.as_subclass(Named), lambda w: w[:0], lambda w: w.untyped_storage(), lambda w: w.conj()],
+    ids=["subclass", "empty", "storage", "conjugated"],
+)
+def test_what_torchs_reducers_send_of_a_follower_leaves_its_memory_in_place(store, part):
+    store.publish("a", {"w": torch.ones(1000, dtype=torch.complex64)})
+    follower = store.follow("a")
+    sent = part(follower["w"])
+    reduce = reduce_storage if isinstance(sent, torch.UntypedStorage) else reduce_tensor
+    rebuild, arguments = reduce(sent)
+    store.publish("a", {"w": torch.full((1000,), 2.0, dtype=torch.complex64)})
+    assert follower.update() == 2
+    assert follower["w"][0] == 2
+    rebuilt = rebuild(*arguments)
+    if isinstance(sent, Named):
+        assert rebuilt[0] == 1
 
 
 def test_the_sender_itself_gets_a_copy(store):
