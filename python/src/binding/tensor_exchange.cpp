@@ -172,6 +172,7 @@ nb::object reduce_handle(const Tensor& tensor) {
                         nb::make_tuple(handle, name(tensor.access())));
 }
 
+// NOLINTNEXTLINE(readability-function-size): a list of definitions with their docstrings
 void add_exchange(nb::class_<Tensor>& c) {
   c.def("copy", &own_copy, "Returns a row-major copy in new shared memory on the tensor's device.")
       .def("to", &tensor_to_device, nb::arg("device").none(),
