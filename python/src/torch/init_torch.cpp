@@ -32,8 +32,8 @@ nb::object reduce_shared(nb::handle tensor) {
 
 /// Shares a tensor. Empty if only Python can describe it: subclasses, hooks, lazy bits, no elements, and a storage whose
 /// offset in its block is not a multiple of the element size.
-std::optional<torch::FlaggedTensor> shared_plainly(nb::handle tensor) {
-  auto shared = torch::share(tensor.ptr());
+std::optional<torch::FlaggedTensor> shared_plainly(torch::TorchTensor&& tensor) {
+  auto shared = std::move(tensor).share();
   if (!shared || (shared->flags & (torch::kConj | torch::kNeg)) != 0) return std::nullopt;
   if (shared->tensor.layout().numel() == 0) return std::nullopt;
   return shared;
@@ -41,9 +41,10 @@ std::optional<torch::FlaggedTensor> shared_plainly(nb::handle tensor) {
 
 /// The 15 arguments of torch's CUDA tensors, as reduce_tensor() of the package describes them.
 nb::object reduce_plain(nb::handle tensor, nb::handle storage_class) {
-  const auto looked_at = torch::TorchTensor::of(tensor.ptr());
-  const bool is_of_version = looked_at && looked_at->is_of_version();
-  const auto shared = shared_plainly(tensor);
+  auto given = torch::TorchTensor::of(tensor.ptr());
+  if (!given) return nb::none();
+  const bool is_of_version = given->is_of_version();
+  const auto shared = shared_plainly(*std::move(given));
   if (!shared) return nb::none();
   const torch::TorchSymbols& api = torch::TorchSymbols::require();
   const nb::object storage = api.storage_of(tensor);

@@ -179,7 +179,7 @@ Tensor sent(Tensor&& tensor) {
 }
 
 /// Returns the block that a storage lies in, and shares it first if needed. The storage of a version stays where it is, since
-/// update() shows others there: what is sent is lent. `looked_at`: no block is known there.
+/// update() shows other versions there, and is lent. `looked_at`: no block is known there.
 Tensor block_of(const TorchSymbols& torch, nb::handle storage, Device device,
                 std::optional<Range> looked_at = {}) {
   if (device == kCpu) storages().keep_in_place();

@@ -17,8 +17,8 @@ struct FilePages {
   bool ours = true;   ///< no other process adds pages to it
 };
 
-/// Reserves pages, and enters them into the mapping if there is one, for [offset, offset + bytes); present pages stay as they are. A later access cannot fail and
-/// does not fault. Checks the memory limits first, because a control group kills processes instead of refusing.
+/// Reserves pages, and enters them into the mapping if there is one, for [offset, offset + bytes); present pages stay as
+/// they are. A later access cannot fail and does not fault. Checks the memory limits first, because a control group kills processes instead of refusing.
 /// Notifies the thread's ReserveListener after each 16 MiB or more, while other threads continue.
 ///
 /// Throws out_of_memory with the numbers, and the listener's exceptions; the pages that this call reserved are given

@@ -16,7 +16,8 @@
 namespace onecopy {
 
 /// The segments of this process that no pool made: adopted memory of the host, which is one block, and memory of which a
-/// LentSegment lends blocks, also of cards. Removes a segment with its last use. Thread safety: all members may be called concurrently.
+/// LentSegment lends blocks, also of cards. Removes a segment with its last use. Thread safety: all members may be called
+/// concurrently.
 class LentSegments final : public ExtentOwner {
  public:
   explicit LentSegments(SegmentTable& segments) : segments_(segments) {}

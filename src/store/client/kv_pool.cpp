@@ -67,10 +67,8 @@ KvGeometry geometry_for(const std::string& name, const KvPoolOptions& options) {
 
 /// Returns new memory for all blocks. Pages of the host are allocated later if the system then reports that it has none.
 ExportedMemory memory_for(const KvPoolOptions& options, std::uint64_t bytes) {
-  if (options.device != kCpu || options.pinned || !can_populate()) {
-    const BlockRef block = MappedMemory::create(options.device, bytes);
-    return static_cast<MappedMemory*>(block.group())->export_chunks(Access::read_write);
-  }
+  if (options.device != kCpu || options.pinned || !can_populate())
+    return MappedMemory::create_for_others(options.device, bytes);
   ExportedMemory memory{SegmentKind::memfd, bytes, {}, {}};
   memory.fds.push_back(create_memfd("onecopy-kv_pool", bytes));
   return memory;

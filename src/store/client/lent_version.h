@@ -21,9 +21,9 @@ namespace onecopy::store {
 /// page of the host that a receiver writes to becomes the receiver's own; a card's memory is lent for reading.
 ///
 /// An open file has a read lock and travels with the memory: that of the memory itself, or that of the table if the memory
-/// is on a card. So the keeper keeps the version as long as any process maps what was sent, whoever has died. The first tensor that is sent makes the blocks' segment: a mapping
-/// of the whole version, a descriptor, and a question to the keeper if this process has not kept the descriptors.
-/// Versions of Ascend cards, versions that were published as they are, and versions of which no descriptor can be had are
+/// is on a card. So the keeper keeps the version as long as any process maps what was sent, whoever has died. The first
+/// tensor that is sent makes the blocks' segment: a mapping of the whole version, a descriptor, and a question to the
+/// keeper if this process has not kept the descriptors. Versions of Ascend cards, versions that were published as they are, and versions of which no descriptor can be had are
 /// not lent: they are sent as copies.
 ///
 /// Thread safety: all members may be called concurrently. A forked child makes a segment of its own, and maps the

@@ -29,6 +29,16 @@ BlockRef MappedMemory::create(Device device, std::uint64_t bytes) {
   return {new MappedMemory(device, size_for(device, bytes)), 0};
 }
 
+ExportedMemory MappedMemory::create_for_others(Device device, std::uint64_t bytes) {
+  Backend& vendor = backend(device.type);
+  Chunks chunks;
+  chunks.push_back(vendor.create_chunk(device.index, size_for(device, bytes)));
+  ExportedMemory memory = vendor.export_chunks(chunks, Access::read_write);
+  memory.kind = vendor.traits().kind;
+  memory.size = chunks.front()->size();
+  return memory;
+}
+
 BlockRef MappedMemory::open(Device device, std::vector<ExportedMemory> parts, Shown shown, Access access) {
   return {new MappedMemory(device, import(device, std::move(parts)), access,
                            std::make_shared<const Shown>(std::move(shown))),

@@ -34,6 +34,8 @@ class MappedMemory final : public BlockGroup {
  public:
   /// Makes at least `bytes` bytes of writable, zeroed memory. Throws out_of_memory.
   static BlockRef create(Device device, std::uint64_t bytes);
+  /// Makes such memory for others, and does not map it here.
+  static ExportedMemory create_for_others(Device device, std::uint64_t bytes);
   /// Returns the size of the memory that create() makes.
   static std::uint64_t size_for(Device device, std::uint64_t bytes);
   /// Maps memory that another process made. Throws bad_handle, out_of_mappings.

@@ -29,11 +29,7 @@ Fd make_memory(Table& table) {
   table.size = MappedMemory::size_for(kCpu, table.size);
   table.parts.clear();
   if (table.size == 0) return {};
-  std::vector<std::unique_ptr<PhysicalChunk>> chunks;
-  chunks.push_back(backend(DeviceType::cpu).create_chunk(0, table.size));
-  ExportedMemory exported = backend(DeviceType::cpu).export_chunks(chunks, Access::read_write);
-  exported.kind = backend(DeviceType::cpu).traits().kind;
-  exported.size = table.size;
+  ExportedMemory exported = MappedMemory::create_for_others(kCpu, table.size);
   describe(exported, table);
   return std::move(exported.fds.front());
 }
